@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub enum Cause {
     /// Its lease could not be renewed in time.
     Expired,
-    /// The engine says that somebody else has the name.
+    /// The engine has given the name to somebody else, or has forgotten it.
     TakenOver,
     /// Somebody broke it, with this reason.
     Broken {
@@ -42,7 +42,7 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Cause::Expired => f.write_str("its lease could not be renewed in time"),
-            Cause::TakenOver => f.write_str("somebody else has it"),
+            Cause::TakenOver => f.write_str("the engine gave it to somebody else, or forgot it"),
             Cause::Broken { reason } => write!(f, "it was broken ({reason})"),
             Cause::HeldTooLong => f.write_str("it was held for longer than max_hold allows"),
             Cause::EngineGone => f.write_str("the keeper was closed or its engine is gone"),

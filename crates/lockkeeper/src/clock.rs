@@ -195,6 +195,9 @@ mod boottime {
             let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
             let fd = timerfd_create(TimerfdClockId::Boottime, flags)
                 .map_err(|error| failed(error.into()))?;
+            // Its replacement is unsafe because a caller could close the
+            // descriptor early; an owned one that nobody else sees cannot be.
+            #[allow(deprecated)]
             let fd = AsyncFd::with_interest(fd, Interest::READABLE).map_err(failed)?;
             Ok(TimerFd { fd, armed: Moment::NEVER })
         }

@@ -1,6 +1,7 @@
 //! Distributed locking that is honest and hard to misuse.
 #![forbid(unsafe_code)]
 
+pub mod blocking;
 mod cause;
 mod clock;
 mod driver;
@@ -11,6 +12,7 @@ mod guard;
 mod hold;
 mod keeper;
 mod latch;
+pub mod layer;
 pub mod model;
 mod multi;
 mod mutex;

@@ -13,9 +13,9 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+use crate::cause::Cause;
 use crate::clock::{Clock, Moment};
 use crate::error::Result;
-use crate::cause::Cause;
 use crate::name::LockName;
 use crate::token::{ClaimId, KeeperId, Token};
 
@@ -539,6 +539,33 @@ pub trait Connect: fmt::Debug + Send + Sync + 'static {
 
     /// Opens the engine. The keeper bounds how long this may take.
     async fn open(&self, seat: Seat) -> Result<Arc<dyn Engine>>;
+}
+
+#[async_trait]
+impl<C: Connect + ?Sized> Connect for Arc<C> {
+    fn label(&self) -> Arc<str> {
+        (**self).label()
+    }
+
+    async fn open(&self, seat: Seat) -> Result<Arc<dyn Engine>> {
+        (**self).open(seat).await
+    }
+}
+
+/// Finds the engine behind a URL, to be opened or wrapped.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a URL that makes no sense.
+///
+/// # Examples
+/// ```
+/// use lockkeeper::layer::faults::Faults;
+///
+/// let faulty = Faults::around(lockkeeper::engine::at("memory:")?);
+/// # Ok::<(), lockkeeper::Error>(())
+/// ```
+pub fn at(url: &str) -> Result<Arc<dyn Connect>> {
+    crate::url::parse(url)
 }
 
 /// A service that grants named locks: the one seam.

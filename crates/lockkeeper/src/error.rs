@@ -140,10 +140,7 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         matches!(
             self.0.kind,
-            ErrorKind::TimedOut
-                | ErrorKind::Unreachable
-                | ErrorKind::Unknown
-                | ErrorKind::TooMany
+            ErrorKind::TimedOut | ErrorKind::Unreachable | ErrorKind::Unknown | ErrorKind::TooMany
         )
     }
 
@@ -155,7 +152,13 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { operation, engine, name, message, .. } = &*self.0;
+        let Inner {
+            operation,
+            engine,
+            name,
+            message,
+            ..
+        } = &*self.0;
         let mut lead = false;
         if let Some(operation) = operation {
             write!(f, "{operation}")?;
@@ -206,12 +209,17 @@ mod tests {
             .during("renew")
             .on(&engine)
             .about(&name);
-        assert_eq!(error.to_string(), r#"renew "orders" on redis: timed out after 800ms"#);
+        assert_eq!(
+            error.to_string(),
+            r#"renew "orders" on redis: timed out after 800ms"#
+        );
     }
 
     #[test]
     fn the_first_to_name_the_operation_is_kept() {
-        let error = Error::new(ErrorKind::Invalid, "no").during("inner").during("outer");
+        let error = Error::new(ErrorKind::Invalid, "no")
+            .during("inner")
+            .during("outer");
         assert_eq!(error.to_string(), "inner: no");
     }
 }

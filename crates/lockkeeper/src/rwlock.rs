@@ -97,7 +97,8 @@ impl RwLock {
     /// Changes nothing: a grant already made is given back in the background.
     pub async fn try_write(&self) -> Result<Option<WriteGuard>> {
         let hold = self.request.try_lock(Mode::Write).await?;
-        hold.map(|hold| WriteGuard::new(hold, self.request.clone())).transpose()
+        hold.map(|hold| WriteGuard::new(hold, self.request.clone()))
+            .transpose()
     }
 
     /// Runs `work` under a read lock, as [`Mutex::run`](crate::Mutex::run) does.
@@ -112,7 +113,11 @@ impl RwLock {
         W: FnOnce(Scope) -> F,
         F: Future<Output = Result<T, E>>,
     {
-        let hold = self.request.lock(Mode::Read).await.map_err(RunError::NotLocked)?;
+        let hold = self
+            .request
+            .lock(Mode::Read)
+            .await
+            .map_err(RunError::NotLocked)?;
         run_under(hold, work).await
     }
 
@@ -128,7 +133,11 @@ impl RwLock {
         W: FnOnce(Scope) -> F,
         F: Future<Output = Result<T, E>>,
     {
-        let hold = self.request.lock(Mode::Write).await.map_err(RunError::NotLocked)?;
+        let hold = self
+            .request
+            .lock(Mode::Write)
+            .await
+            .map_err(RunError::NotLocked)?;
         run_under(hold, work).await
     }
 }

@@ -35,7 +35,11 @@ impl Driver {
         }
         tracing::debug!(name = %ask.name, mode = ?ask.mode, number = ask.number, "acquire");
         let claim = Arc::new(Claim {
-            id: ClaimId { keeper: self.keeper, number: ask.number, turn: 0 },
+            id: ClaimId {
+                keeper: self.keeper,
+                number: ask.number,
+                turn: 0,
+            },
             name: ask.name,
             mode: ask.mode,
             lease: ask.terms.lease,
@@ -57,7 +61,11 @@ impl Driver {
             answer_by: ask.started + ANSWER_LIMIT,
             unsure: false,
             setbacks: 0,
-            look_at: if ask.waiting.is_some() { ask.started + TICKET / 4 } else { Moment::NEVER },
+            look_at: if ask.waiting.is_some() {
+                ask.started + TICKET / 4
+            } else {
+                Moment::NEVER
+            },
             waiting: ask.waiting,
             nag_at: ask.started + NAG,
             wake: Moment::NEVER,
@@ -67,7 +75,10 @@ impl Driver {
             // It holds beside the claim it steps down from: no queue concerns it.
             self.ask(ask.number);
         } else {
-            self.waiting.entry(name.clone()).or_default().push_back(ask.number);
+            self.waiting
+                .entry(name.clone())
+                .or_default()
+                .push_back(ask.number);
             self.advance(&name);
         }
         self.schedule(ask.number);
@@ -85,7 +96,9 @@ impl Driver {
 
     /// Lets the head of a local queue contend; readers or permits go together.
     pub(super) fn advance(&mut self, name: &LockName) {
-        let Some(queue) = self.waiting.get(name) else { return };
+        let Some(queue) = self.waiting.get(name) else {
+            return;
+        };
         if queue.is_empty() {
             self.waiting.remove(name);
             return;
@@ -93,7 +106,9 @@ impl Driver {
         let mut lead = None;
         let mut run = Vec::new();
         for &number in queue {
-            let Some(entry) = self.entries.get(&number) else { continue };
+            let Some(entry) = self.entries.get(&number) else {
+                continue;
+            };
             let mode = entry.claim.mode;
             if lead.is_some_and(|lead| !mode.goes_with(lead)) {
                 break;
@@ -112,20 +127,27 @@ impl Driver {
     /// Sends the claim to the engine.
     fn ask(&mut self, number: u64) {
         let last_answer = self.last_answer;
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         if matches!(entry.phase, Phase::Local) && last_answer > entry.started {
             // Its wait behind the others of this keeper says nothing about
             // the engine, which has been answering them.
             entry.answer_by = self.clock.now() + ANSWER_LIMIT;
         }
-        entry.phase = Phase::Asking { early: None, nudged: false };
+        entry.phase = Phase::Asking {
+            early: None,
+            nudged: false,
+        };
         let (claim, intent) = (entry.claim.clone(), entry.intent);
         self.start_acquire(claim, intent);
     }
 
     pub(super) fn on_asked(&mut self, claim: ClaimId, result: Result<Standing>) {
         let number = claim.number;
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         if entry.claim.id != claim || !matches!(entry.phase, Phase::Asking { .. }) {
             return;
         }
@@ -170,7 +192,9 @@ impl Driver {
     }
 
     fn wait(&mut self, number: u64, place: Place) {
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         let early = match entry.phase {
             Phase::Asking { early, .. } => early,
             _ => None,
@@ -190,7 +214,9 @@ impl Driver {
 
     /// A busy answer: no place was left, so ask again later, or never.
     fn refused(&mut self, number: u64) {
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         let name = entry.claim.name.clone();
         if entry.intent == Intent::Try {
             let unsure = entry.unsure;
@@ -202,8 +228,14 @@ impl Driver {
             }
         } else {
             let nudged = matches!(entry.phase, Phase::Asking { nudged: true, .. });
-            let pause = if nudged { Duration::ZERO } else { jitter(REPOLL) };
-            entry.phase = Phase::Again { at: self.clock.now() + pause };
+            let pause = if nudged {
+                Duration::ZERO
+            } else {
+                jitter(REPOLL)
+            };
+            entry.phase = Phase::Again {
+                at: self.clock.now() + pause,
+            };
             self.schedule(number);
         }
         self.refuse_tries(&name);
@@ -211,7 +243,9 @@ impl Driver {
 
     /// Answers the tries behind a claim that waits: they never overtake.
     fn refuse_tries(&mut self, name: &LockName) {
-        let Some(queue) = self.waiting.get(name) else { return };
+        let Some(queue) = self.waiting.get(name) else {
+            return;
+        };
         if !self.somebody_waits(queue.front()) {
             return;
         }
@@ -229,14 +263,20 @@ impl Driver {
     /// Gives an acquisition whose claim is gone a new claim.
     fn start_over(&mut self, number: u64) {
         let now = self.clock.now();
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         let old = entry.claim.clone();
         let mut claim = Claim::clone(&old);
         claim.id.turn += 1;
         let was_unsure = std::mem::take(&mut entry.unsure);
         entry.claim = Arc::new(claim);
         entry.setbacks += 1;
-        let pause = if entry.setbacks == 1 { Duration::ZERO } else { backoff(entry.setbacks) };
+        let pause = if entry.setbacks == 1 {
+            Duration::ZERO
+        } else {
+            backoff(entry.setbacks)
+        };
         entry.phase = Phase::Again { at: now + pause };
         tracing::debug!(name = %old.name, "the place is gone; queueing anew");
         if old.under.is_some() {
@@ -252,7 +292,9 @@ impl Driver {
     /// Makes a guard of a grant and sends it to the caller.
     fn deliver(&mut self, number: u64, grant: Grant) {
         let now = self.clock.now();
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         if entry.reply.is_none() {
             return self.end(number, None);
         }
@@ -262,7 +304,9 @@ impl Driver {
             self.clean_up(old);
             return self.start_over(number);
         }
-        let Some(link) = self.link.upgrade() else { return self.end(number, None) };
+        let Some(link) = self.link.upgrade() else {
+            return self.end(number, None);
+        };
         let shared = Arc::new(Shared::new(
             entry.claim.clone(),
             grant.token,
@@ -290,7 +334,9 @@ impl Driver {
     }
 
     pub(super) fn on_handed_over(&mut self, claim: ClaimId, ticket: u64, token: Option<Token>) {
-        let Some(entry) = self.entries.get_mut(&claim.number) else { return };
+        let Some(entry) = self.entries.get_mut(&claim.number) else {
+            return;
+        };
         if entry.claim.id != claim {
             return;
         }
@@ -305,8 +351,12 @@ impl Driver {
     /// Trusts a pushed hand-over as far as the ticket's last answer carries it.
     fn hand_over(&mut self, number: u64, ticket: u64, token: Option<Token>) {
         let now = self.clock.now();
-        let Some(entry) = self.entries.get_mut(&number) else { return };
-        let Phase::Queued { place, due } = &mut entry.phase else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
+        let Phase::Queued { place, due } = &mut entry.phase else {
+            return;
+        };
         if place.ticket != ticket {
             return;
         }
@@ -317,14 +367,20 @@ impl Driver {
             self.schedule(number);
             return;
         }
-        let grant =
-            Grant { token, valid_until: place.until, renew_at: now, shard: place.shard };
+        let grant = Grant {
+            token,
+            valid_until: place.until,
+            renew_at: now,
+            shard: place.shard,
+        };
         self.deliver(number, grant);
     }
 
     pub(super) fn on_nudge(&mut self, claim: ClaimId) {
         let now = self.clock.now();
-        let Some(entry) = self.entries.get_mut(&claim.number) else { return };
+        let Some(entry) = self.entries.get_mut(&claim.number) else {
+            return;
+        };
         if entry.claim.id != claim {
             return;
         }
@@ -339,7 +395,9 @@ impl Driver {
 
     /// Acts on a standing that the engine pushed.
     pub(super) fn on_standing(&mut self, claim: ClaimId, standing: Standing) {
-        let Some(entry) = self.entries.get(&claim.number) else { return };
+        let Some(entry) = self.entries.get(&claim.number) else {
+            return;
+        };
         if entry.claim.id != claim {
             return;
         }
@@ -356,7 +414,9 @@ impl Driver {
     /// Looks at what time has done to a waiting entry.
     pub(super) fn on_patience(&mut self, number: u64, now: Moment) {
         let answered = self.has_answered(number, now);
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         let waited = now.since(entry.started);
         if entry.reply.is_some() && entry.deadline.min(entry.answer_by) <= now {
             if !answered {
@@ -396,11 +456,16 @@ impl Driver {
     /// Whether the engine has answered this acquisition, or those of the same
     /// keeper that it stands behind.
     fn has_answered(&self, number: u64, now: Moment) -> bool {
-        let Some(entry) = self.entries.get(&number) else { return false };
+        let Some(entry) = self.entries.get(&number) else {
+            return false;
+        };
         if !matches!(entry.phase, Phase::Local) {
             return entry.answer_by == Moment::NEVER;
         }
-        let head = self.waiting.get(&entry.claim.name).and_then(|queue| queue.front());
+        let head = self
+            .waiting
+            .get(&entry.claim.name)
+            .and_then(|queue| queue.front());
         let head = head.and_then(|head| self.entries.get(head));
         head.is_some_and(|head| head.answer_by == Moment::NEVER)
             || self.last_answer + ANSWER_LIMIT > now
@@ -409,17 +474,26 @@ impl Driver {
     /// Tells a waiting caller whom it waits for.
     pub(super) fn on_inspected(&mut self, number: u64, result: Result<Status>) {
         let now = self.clock.now();
-        let Some(entry) = self.entries.get(&number) else { return };
+        let Some(entry) = self.entries.get(&number) else {
+            return;
+        };
         if !entry.is_waiting() || entry.reply.is_none() {
             return;
         }
         let ahead = result.as_ref().ok().map(|status| self.ahead(entry, status));
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         entry.look_at = now + Duration::from_secs(1);
         if let (Some(sender), Ok(status)) = (&entry.waiting, result) {
             let waited = now.since(entry.started);
             let name = entry.claim.name.clone();
-            sender.send_replace(Some(Waiting { name, holders: status.holders, ahead, waited }));
+            sender.send_replace(Some(Waiting {
+                name,
+                holders: status.holders,
+                ahead,
+                waited,
+            }));
         }
         self.schedule(number);
     }
@@ -429,22 +503,35 @@ impl Driver {
     fn ahead(&self, entry: &Entry, status: &Status) -> u32 {
         let queue = self.waiting.get(&entry.claim.name);
         let local = queue.into_iter().flatten();
-        let local = local.take_while(|&&number| number != entry.claim.id.number).count();
+        let local = local
+            .take_while(|&&number| number != entry.claim.id.number)
+            .count();
         let own = |claim: ClaimId| claim.keeper == self.keeper;
-        let engine = status.waiters.iter().take_while(|waiter| !own(waiter.claim)).count();
+        let engine = status
+            .waiters
+            .iter()
+            .take_while(|waiter| !own(waiter.claim))
+            .count();
         u32::try_from(local + engine).unwrap_or(u32::MAX)
     }
 
     /// Ends an acquisition with an error.
     fn fail(&mut self, number: u64, error: Error) {
-        let Some(entry) = self.entries.get(&number) else { return };
-        let error = error.about(&entry.claim.name).during("lock").on(&self.info.label);
+        let Some(entry) = self.entries.get(&number) else {
+            return;
+        };
+        let error = error
+            .about(&entry.claim.name)
+            .during("lock")
+            .on(&self.info.label);
         self.answer(number, Err(error));
         self.give_up(number);
     }
 
     pub(super) fn answer(&mut self, number: u64, answer: Result<Option<Hold>>) {
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         if let Some(reply) = entry.reply.take() {
             // An unread guard comes back here and releases itself.
             let _ = reply.send(answer);
@@ -452,7 +539,9 @@ impl Driver {
     }
 
     pub(super) fn withdraw(&mut self, number: u64) {
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         if entry.is_waiting() {
             tracing::debug!(name = %entry.claim.name, "withdrawn");
             entry.reply = None;
@@ -462,7 +551,9 @@ impl Driver {
 
     /// Ends a waiting entry whose caller has been answered or is gone.
     pub(super) fn give_up(&mut self, number: u64) {
-        let Some(entry) = self.entries.get(&number) else { return };
+        let Some(entry) = self.entries.get(&number) else {
+            return;
+        };
         match entry.phase {
             Phase::Local => self.leave(number),
             // The release goes out when this question has been answered, so
@@ -486,7 +577,9 @@ impl Driver {
 
     /// Takes an entry out of its local queue and lets the next one contend.
     pub(super) fn drop_from_queue(&mut self, number: u64, name: &LockName) {
-        let Some(queue) = self.waiting.get_mut(name) else { return };
+        let Some(queue) = self.waiting.get_mut(name) else {
+            return;
+        };
         if queue.front() == Some(&number) {
             queue.pop_front();
         } else {

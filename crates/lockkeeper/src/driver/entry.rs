@@ -108,7 +108,11 @@ impl Entry {
     pub(super) fn next_wake(&self) -> Moment {
         let patience = || {
             let limits = self.deadline.min(self.answer_by);
-            if self.reply.is_none() { Moment::NEVER } else { limits.min(self.look_at).min(self.nag_at) }
+            if self.reply.is_none() {
+                Moment::NEVER
+            } else {
+                limits.min(self.look_at).min(self.nag_at)
+            }
         };
         match &self.phase {
             Phase::Local | Phase::Asking { .. } => patience(),
@@ -127,8 +131,20 @@ impl Tenure {
         if self.shared.cause().is_some() {
             return Moment::NEVER;
         }
-        let risk = if self.at_risk { Moment::NEVER } else { self.shared.at_risk_at() };
-        let renew = if self.due { Moment::NEVER } else { self.renew_at };
-        self.shared.valid_until().min(self.max_hold_at).min(risk).min(renew)
+        let risk = if self.at_risk {
+            Moment::NEVER
+        } else {
+            self.shared.at_risk_at()
+        };
+        let renew = if self.due {
+            Moment::NEVER
+        } else {
+            self.renew_at
+        };
+        self.shared
+            .valid_until()
+            .min(self.max_hold_at)
+            .min(risk)
+            .min(renew)
     }
 }

@@ -36,14 +36,20 @@ impl Shard {
 
     /// When its next renewal can go out.
     pub(super) fn next_try(&self) -> Moment {
-        if self.under_way || self.due.is_empty() { Moment::NEVER } else { self.pause_until }
+        if self.under_way || self.due.is_empty() {
+            Moment::NEVER
+        } else {
+            self.pause_until
+        }
     }
 }
 
 impl Driver {
     /// Looks at what time has done to an entry.
     pub(super) fn on_wake(&mut self, number: u64, now: Moment) {
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         entry.wake = Moment::NEVER;
         match &entry.phase {
             Phase::Held(_) => self.on_tenure(number, now),
@@ -53,9 +59,13 @@ impl Driver {
     }
 
     fn on_tenure(&mut self, number: u64, now: Moment) {
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         let name = entry.claim.name.clone();
-        let Phase::Held(tenure) = &mut entry.phase else { return };
+        let Phase::Held(tenure) = &mut entry.phase else {
+            return;
+        };
         if tenure.shared.cause().is_some() {
             return;
         }
@@ -100,24 +110,36 @@ impl Driver {
     fn batch(&mut self, id: u32) -> (Vec<Keep>, Duration) {
         let mut batch = Vec::new();
         let mut limit = ANSWER_LIMIT;
-        let Some(shard) = self.shards.get_mut(&id) else { return (batch, limit) };
+        let Some(shard) = self.shards.get_mut(&id) else {
+            return (batch, limit);
+        };
         while batch.len() < BATCH
             && let Some((_, number)) = shard.due.pop_first()
         {
-            let Some(entry) = self.entries.get_mut(&number) else { continue };
+            let Some(entry) = self.entries.get_mut(&number) else {
+                continue;
+            };
             let belief = match &mut entry.phase {
                 Phase::Queued { place, .. } => {
                     limit = limit.min(TICKET / 2);
-                    Belief::Queued { ticket: place.ticket }
+                    Belief::Queued {
+                        ticket: place.ticket,
+                    }
                 }
                 Phase::Held(tenure) if tenure.shared.cause().is_none() => {
                     limit = limit.min(entry.claim.lease / 2);
                     tenure.verifying.append(&mut tenure.verifies);
-                    Belief::Held { token: tenure.shared.token }
+                    Belief::Held {
+                        token: tenure.shared.token,
+                    }
                 }
                 _ => continue,
             };
-            batch.push(Keep { claim: entry.claim.clone(), belief, floor: Token::ZERO });
+            batch.push(Keep {
+                claim: entry.claim.clone(),
+                belief,
+                floor: Token::ZERO,
+            });
         }
         (batch, limit)
     }
@@ -131,7 +153,10 @@ impl Driver {
         let now = self.clock.now();
         let results = match results {
             Ok(results) if results.len() == claims.len() => results,
-            Ok(_) => vec![Err(Error::new(ErrorKind::Unexpected, "wrong number of answers")); claims.len()],
+            Ok(_) => vec![
+                Err(Error::new(ErrorKind::Unexpected, "wrong number of answers"));
+                claims.len()
+            ],
             Err(error) => vec![Err(error); claims.len()],
         };
         if let Some(shard) = self.shards.get_mut(&shard) {
@@ -145,7 +170,9 @@ impl Driver {
             }
         }
         for (claim, result) in claims.into_iter().zip(results) {
-            let Some(entry) = self.entries.get_mut(&claim.number) else { continue };
+            let Some(entry) = self.entries.get_mut(&claim.number) else {
+                continue;
+            };
             if entry.claim.id != claim {
                 continue;
             }
@@ -159,7 +186,9 @@ impl Driver {
     /// Acts on what the engine says a kept claim is.
     pub(super) fn on_kept(&mut self, number: u64, standing: Standing) {
         let now = self.clock.now();
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         match &mut entry.phase {
             Phase::Held(tenure) => match standing {
                 Standing::Held(grant) => {
@@ -194,7 +223,9 @@ impl Driver {
     }
 
     fn on_not_kept(&mut self, number: u64, error: Error, now: Moment) {
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         tracing::debug!(name = %entry.claim.name, %error, "not renewed; trying again");
         match &mut entry.phase {
             Phase::Held(tenure) => {
@@ -216,8 +247,12 @@ impl Driver {
     /// Ends a grant for good. The guard's release, or the lease, does the rest:
     /// its user may still be winding up, and the name must not pass on before.
     pub(super) fn lose(&mut self, number: u64, cause: Cause) {
-        let Some(entry) = self.entries.get_mut(&number) else { return };
-        let Phase::Held(tenure) = &mut entry.phase else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
+        let Phase::Held(tenure) = &mut entry.phase else {
+            return;
+        };
         if tenure.shared.lose(cause) {
             let cause = tenure.shared.cause();
             tracing::warn!(name = %entry.claim.name, token = ?tenure.shared.token, ?cause, "lost");
@@ -231,10 +266,15 @@ impl Driver {
 
     pub(super) fn on_verify(&mut self, claim: ClaimId, reply: oneshot::Sender<Result<()>>) {
         let now = self.clock.now();
-        let entry = self.entries.get_mut(&claim.number).filter(|entry| entry.claim.id == claim);
+        let entry = self
+            .entries
+            .get_mut(&claim.number)
+            .filter(|entry| entry.claim.id == claim);
         // A reply that is dropped makes the guard look at its own state.
         let Some(entry) = entry else { return };
-        let Phase::Held(tenure) = &mut entry.phase else { return };
+        let Phase::Held(tenure) = &mut entry.phase else {
+            return;
+        };
         if let Some(cause) = tenure.shared.cause() {
             let _ = reply.send(Err(Error::lost(cause.clone())));
             return;

@@ -18,7 +18,10 @@ type Reply = oneshot::Sender<Result<Released>>;
 
 impl Driver {
     pub(super) fn on_release(&mut self, claim: ClaimId, reply: Option<Reply>) {
-        let entry = self.entries.get(&claim.number).filter(|entry| entry.claim.id == claim);
+        let entry = self
+            .entries
+            .get(&claim.number)
+            .filter(|entry| entry.claim.id == claim);
         // A reply that is dropped makes the guard look at its own state.
         if entry.is_some() {
             self.end(claim.number, reply);
@@ -28,7 +31,9 @@ impl Driver {
     /// Starts the end of an entry, whatever it has at the engine.
     pub(super) fn end(&mut self, number: u64, reply: Option<Reply>) {
         let now = self.clock.now();
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         if let Phase::Ending(ending) = &mut entry.phase {
             ending.replies.extend(reply);
             return;
@@ -73,7 +78,10 @@ impl Driver {
         // Counted from the far end, so that it never meets an acquisition's.
         let number = u64::MAX - self.ghosts;
         self.ghosts += 1;
-        let Some(terms) = self.entries.get(&claim.id.number).map(|entry| entry.terms.clone())
+        let Some(terms) = self
+            .entries
+            .get(&claim.id.number)
+            .map(|entry| entry.terms.clone())
         else {
             return;
         };
@@ -81,7 +89,10 @@ impl Driver {
             claim,
             intent: Intent::Queue,
             terms,
-            phase: Phase::Asking { early: None, nudged: false },
+            phase: Phase::Asking {
+                early: None,
+                nudged: false,
+            },
             reply: None,
             started: now,
             deadline: Moment::NEVER,
@@ -98,14 +109,21 @@ impl Driver {
     }
 
     pub(super) fn try_release(&mut self, number: u64, now: Moment) {
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         let unsure = entry.unsure;
-        let Phase::Ending(ending) = &mut entry.phase else { return };
+        let Phase::Ending(ending) = &mut entry.phase else {
+            return;
+        };
         if ending.next_at > now {
             return self.schedule(number);
         }
         ending.next_at = Moment::NEVER;
-        let how = Release { linger: ending.linger_until.since(now), unsure };
+        let how = Release {
+            linger: ending.linger_until.since(now),
+            unsure,
+        };
         let claim = entry.claim.clone();
         self.start_release(number, claim, how);
         self.schedule(number);
@@ -113,8 +131,12 @@ impl Driver {
 
     pub(super) fn on_released(&mut self, number: u64, result: Result<Found>) {
         let now = self.clock.now();
-        let Some(entry) = self.entries.get_mut(&number) else { return };
-        let Phase::Ending(ending) = &mut entry.phase else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
+        let Phase::Ending(ending) = &mut entry.phase else {
+            return;
+        };
         match result {
             Ok(found) => self.finish(number, Ok(found)),
             Err(error) if now >= ending.give_up_at => self.finish(number, Err(error)),
@@ -128,9 +150,13 @@ impl Driver {
     }
 
     fn finish(&mut self, number: u64, result: Result<Found>) {
-        let Some(entry) = self.forget(number) else { return };
+        let Some(entry) = self.forget(number) else {
+            return;
+        };
         self.ending -= 1;
-        let Phase::Ending(ending) = entry.phase else { return };
+        let Phase::Ending(ending) = entry.phase else {
+            return;
+        };
         tracing::debug!(name = %entry.claim.name, ?result, "release");
         let outcome = match (result, ending.lost) {
             (_, Some(cause)) => Ok(Released::AlreadyLost(cause)),
@@ -147,7 +173,9 @@ impl Driver {
 
     /// Ends an entry because its keeper closes.
     pub(super) fn close_entry(&mut self, number: u64) {
-        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Some(entry) = self.entries.get_mut(&number) else {
+            return;
+        };
         if entry.is_waiting() {
             let closed = || -> Error { invalid("the keeper is closed") };
             self.answer(number, Err(closed()));

@@ -83,6 +83,10 @@ pub enum Fault {
     StallAfter(Gate),
     /// The engine does it; the answer is lost: [`ErrorKind::Unknown`].
     LoseReply,
+    /// The call never answers, and reaches the engine only when the gate
+    /// opens, even if its caller has given up by then. For acquires; other
+    /// calls stall.
+    Late(Gate),
     /// The engine gets it twice; the second answer counts.
     Duplicate,
     /// The engine panics before doing anything.
@@ -122,6 +126,11 @@ impl Gate {
         let _ = state.wait_for(|(_, arrivals)| *arrivals > 0).await;
     }
 
+    /// Whether it has been opened.
+    pub fn is_open(&self) -> bool {
+        self.0.borrow().0
+    }
+
     /// Whether anybody has come to the gate yet.
     pub fn was_reached(&self) -> bool {
         self.0.borrow().1 > 0
@@ -149,46 +158,97 @@ struct State {
     plan: Mutex<Option<Arc<Plan>>>,
     hearing: Mutex<Option<Arc<Hearing>>>,
     calls: AtomicU64,
+    /// Which calls have been answered, in order.
+    answered: watch::Sender<Vec<Method>>,
+    /// What the engine said to a late call.
+    late: watch::Sender<Option<Standing>>,
 }
 
 impl Faults {
     /// Wraps an engine; nothing fails until there is a plan.
     pub fn around(inner: impl Connect) -> Self {
-        Faults { inner: Arc::new(inner), state: Arc::default() }
+        Faults {
+            inner: Arc::new(inner),
+            state: Arc::default(),
+        }
     }
 
     /// Decides from now on what goes wrong with which call.
     pub fn plan(&self, plan: impl Fn(Call) -> Option<Fault> + Send + Sync + 'static) {
-        *self.state.plan.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(plan));
+        *self
+            .state
+            .plan
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(plan));
     }
 
     /// Lets everything succeed again.
     pub fn heal(&self) {
-        *self.state.plan.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        *self.state.hearing.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self
+            .state
+            .plan
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = None;
+        *self
+            .state
+            .hearing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Decides from now on which pushes get through.
     pub fn hear(&self, hearing: impl Fn(&Event) -> bool + Send + Sync + 'static) {
-        *self.state.hearing.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(Arc::new(hearing));
+        *self
+            .state
+            .hearing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hearing));
     }
 
     /// How many calls there were, of all methods.
     pub fn calls(&self) -> u64 {
         self.state.calls.load(Ordering::Relaxed)
     }
+
+    /// Waits until a call of `method` has been answered.
+    ///
+    /// # Cancel safety
+    /// Changes nothing.
+    pub async fn answered(&self, method: Method) {
+        let mut answered = self.state.answered.subscribe();
+        let _ = answered.wait_for(|methods| methods.contains(&method)).await;
+    }
+
+    /// Waits for what the engine says to a [late](Fault::Late) acquire.
+    ///
+    /// # Cancel safety
+    /// Changes nothing.
+    pub async fn late_answer(&self) -> Option<Standing> {
+        let mut late = self.state.late.subscribe();
+        late.wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|answer| answer.clone())
+    }
 }
 
 impl State {
     fn fault(&self, method: Method) -> Option<Fault> {
         let index = self.calls.fetch_add(1, Ordering::Relaxed);
-        let plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let plan = self
+            .plan
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         plan.and_then(|plan| plan(Call { method, index }))
     }
 
     fn hears(&self, event: &Event) -> bool {
-        let hearing = self.hearing.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let hearing = self
+            .hearing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         hearing.is_none_or(|hearing| hearing(event))
     }
 
@@ -198,11 +258,21 @@ impl State {
         method: Method,
         call: impl Fn() -> F,
     ) -> Result<T> {
+        let answer = self.suffer(self.fault(method), call).await;
+        self.answered.send_modify(|methods| methods.push(method));
+        answer
+    }
+
+    async fn suffer<T, F: Future<Output = Result<T>>>(
+        &self,
+        fault: Option<Fault>,
+        call: impl Fn() -> F,
+    ) -> Result<T> {
         let planned = |kind, text| Err(Error::new(kind, text));
-        match self.fault(method) {
+        match fault {
             None => call().await,
             Some(Fault::Fail) => planned(ErrorKind::Unreachable, "a planned failure"),
-            Some(Fault::StallBefore(gate)) => {
+            Some(Fault::StallBefore(gate) | Fault::Late(gate)) => {
                 gate.pass().await;
                 call().await
             }
@@ -246,7 +316,10 @@ impl Connect for Faults {
                 }
             }
         });
-        Ok(Arc::new(FaultyEngine { inner, state: self.state.clone() }))
+        Ok(Arc::new(FaultyEngine {
+            inner,
+            state: self.state.clone(),
+        }))
     }
 }
 
@@ -263,7 +336,25 @@ impl Engine for FaultyEngine {
     }
 
     async fn acquire(&self, claim: &Claim, intent: Intent, floor: Token) -> Result<Standing> {
-        self.state.call(Method::Acquire, || self.inner.acquire(claim, intent, floor)).await
+        let fault = self.state.fault(Method::Acquire);
+        if let Some(Fault::Late(gate)) = fault {
+            let (inner, state, claim) = (self.inner.clone(), self.state.clone(), claim.clone());
+            tokio::spawn(async move {
+                gate.pass().await;
+                if let Ok(standing) = inner.acquire(&claim, intent, floor).await {
+                    state.late.send_replace(Some(standing));
+                }
+            });
+            return std::future::pending().await;
+        }
+        let answer = self
+            .state
+            .suffer(fault, || self.inner.acquire(claim, intent, floor))
+            .await;
+        self.state
+            .answered
+            .send_modify(|methods| methods.push(Method::Acquire));
+        answer
     }
 
     async fn renew(&self, batch: &[Keep]) -> Vec<Result<Standing>> {
@@ -275,7 +366,9 @@ impl Engine for FaultyEngine {
     }
 
     async fn release(&self, claim: &Claim, how: Release) -> Result<Found> {
-        self.state.call(Method::Release, || self.inner.release(claim, how)).await
+        self.state
+            .call(Method::Release, || self.inner.release(claim, how))
+            .await
     }
 
     async fn revoke(
@@ -290,19 +383,29 @@ impl Engine for FaultyEngine {
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status> {
-        self.state.call(Method::Inspect, || self.inner.inspect(name)).await
+        self.state
+            .call(Method::Inspect, || self.inner.inspect(name))
+            .await
     }
 
     async fn list(&self, prefix: &str, from: Option<Cursor>, limit: usize) -> Result<Page> {
-        self.state.call(Method::List, || self.inner.list(prefix, from.clone(), limit)).await
+        self.state
+            .call(Method::List, || {
+                self.inner.list(prefix, from.clone(), limit)
+            })
+            .await
     }
 
     async fn cell(&self, name: &LockName, op: CellOp) -> Result<Cell> {
-        self.state.call(Method::Cell, || self.inner.cell(name, op.clone())).await
+        self.state
+            .call(Method::Cell, || self.inner.cell(name, op.clone()))
+            .await
     }
 
     async fn close(&self, by: Moment) -> Result<()> {
-        self.state.call(Method::Close, || self.inner.close(by)).await
+        self.state
+            .call(Method::Close, || self.inner.close(by))
+            .await
     }
 }
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Answer, Effects, Finished, Held, Record, Refusal, Row, Ticket, Time, Watcher};
+use crate::cause::Cause;
 use crate::engine::{
     Belief, Claim, Event, Found, Holder, Intent, Kind, Mode, REMEMBER, Release, Revoke, Standing,
     TICKET, Waiter,
 };
-use crate::cause::Cause;
 use crate::token::{ClaimId, Token};
 
 impl Record {
@@ -29,13 +29,21 @@ impl Record {
         effects: &mut Effects,
     ) -> Result<Answer, Refusal> {
         self.settle(now, effects);
-        if let Some(finished) = self.finished.iter().find(|finished| finished.claim == claim.id) {
+        if let Some(finished) = self
+            .finished
+            .iter()
+            .find(|finished| finished.claim == claim.id)
+        {
             return Ok(Answer::Gone(finished.cause.clone()));
         }
         if let Ok(index) = self.holder(claim.id) {
             return Ok(self.extend(index, claim.lease, now, effects));
         }
-        if let Some(index) = self.queue.iter().position(|ticket| ticket.claim == claim.id) {
+        if let Some(index) = self
+            .queue
+            .iter()
+            .position(|ticket| ticket.claim == claim.id)
+        {
             return Ok(self.refresh(index, now, effects));
         }
         self.check_use(claim)?;
@@ -74,14 +82,19 @@ impl Record {
         if let Ok(index) = self.holder(claim.id) {
             let token = self.holders[index].token;
             return match belief {
-                Belief::Held { token: believed } if believed != token => Answer::Gone(Cause::TakenOver),
+                Belief::Held { token: believed } if believed != token => {
+                    Answer::Gone(Cause::TakenOver)
+                }
                 _ => {
                     self.raise(floor, effects);
                     self.extend(index, claim.lease, now, effects)
                 }
             };
         }
-        let cause = self.finished.iter().find(|finished| finished.claim == claim.id);
+        let cause = self
+            .finished
+            .iter()
+            .find(|finished| finished.claim == claim.id);
         if let Some(finished) = cause {
             return Answer::Gone(finished.cause.clone());
         }
@@ -130,7 +143,9 @@ impl Record {
             _ => return Found::Nothing,
         };
         let reason: Arc<str> = reason.into();
-        let cause = Cause::Broken { reason: reason.clone() };
+        let cause = Cause::Broken {
+            reason: reason.clone(),
+        };
         effects.rows.push(Row::Holder(victim));
         match how {
             Revoke::Orderly => self.holders[index].revoked = Some(reason),
@@ -138,10 +153,17 @@ impl Record {
                 let held = self.holders.remove(index);
                 // Its owner must hear "broken" whenever it asks, and a late
                 // request of it must not be granted.
-                self.remember(victim, held.until.max(now + REMEMBER), cause.clone(), effects);
+                self.remember(
+                    victim,
+                    held.until.max(now + REMEMBER),
+                    cause.clone(),
+                    effects,
+                );
             }
         }
-        effects.pushes.push(Event::Is(victim, Standing::Gone(cause)));
+        effects
+            .pushes
+            .push(Event::Is(victim, Standing::Gone(cause)));
         self.serve(now, effects);
         Found::Held
     }
@@ -179,11 +201,19 @@ impl Record {
             if self.closed_until > now || !self.fits(mode) {
                 return;
             }
-            let Ok(token) = self.next_token(mode, Token::ZERO) else { return };
-            let Some(ticket) = self.queue.pop_front() else { return };
+            let Ok(token) = self.next_token(mode, Token::ZERO) else {
+                return;
+            };
+            let Some(ticket) = self.queue.pop_front() else {
+                return;
+            };
             effects.rows.push(Row::Ticket(ticket.claim));
             let (claim, number) = (ticket.claim, ticket.number);
-            effects.pushes.push(Event::HandedOver { claim, ticket: number, token });
+            effects.pushes.push(Event::HandedOver {
+                claim,
+                ticket: number,
+                token,
+            });
             self.grant(promoted(ticket, token, now), effects);
         }
         if self.holders.is_empty() && self.closed_until <= now {
@@ -216,7 +246,8 @@ impl Record {
             Mode::Exclusive | Mode::Write => self.holders.is_empty(),
             Mode::Read => self.holders.iter().all(|held| held.mode == Mode::Read),
             Mode::Permits { count, .. } => {
-                self.permits_used() + u64::from(count) <= u64::from(self.capacity.max(self.asked(mode)))
+                self.permits_used() + u64::from(count)
+                    <= u64::from(self.capacity.max(self.asked(mode)))
             }
         }
     }
@@ -237,8 +268,14 @@ impl Record {
     /// Refuses a claim that does not belong to this name.
     fn check_use(&self, claim: &Claim) -> Result<(), Refusal> {
         self.check_kind(claim.mode.kind())?;
-        let Mode::Permits { count, of } = claim.mode else { return Ok(()) };
-        let capacity = if self.kind.is_some() { self.capacity } else { of };
+        let Mode::Permits { count, of } = claim.mode else {
+            return Ok(());
+        };
+        let capacity = if self.kind.is_some() {
+            self.capacity
+        } else {
+            of
+        };
         if of != capacity {
             return Err(Refusal::WrongCapacity { stored: capacity });
         }
@@ -263,7 +300,11 @@ impl Record {
     fn grant(&mut self, held: Held, effects: &mut Effects) {
         effects.rows.extend([Row::Name, Row::Holder(held.claim)]);
         if let Mode::Permits { of, .. } = held.mode {
-            self.capacity = if self.capacity == 0 { of } else { self.capacity };
+            self.capacity = if self.capacity == 0 {
+                of
+            } else {
+                self.capacity
+            };
         }
         match self.holder(held.claim) {
             Ok(index) => self.holders[index] = held,
@@ -282,7 +323,9 @@ impl Record {
         self.used = self.used.max(now);
         let held = &mut self.holders[index];
         if let Some(reason) = &held.revoked {
-            return Answer::Gone(Cause::Broken { reason: reason.clone() });
+            return Answer::Gone(Cause::Broken {
+                reason: reason.clone(),
+            });
         }
         held.until = held.until.max(now + lease);
         effects.rows.push(Row::Holder(held.claim));
@@ -307,16 +350,27 @@ impl Record {
         }
     }
 
-    fn enqueue(&mut self, claim: &Claim, now: Time, effects: &mut Effects) -> Result<Answer, Refusal> {
+    fn enqueue(
+        &mut self,
+        claim: &Claim,
+        now: Time,
+        effects: &mut Effects,
+    ) -> Result<Answer, Refusal> {
         if self.queue.len() >= claim.max_waiters as usize {
             self.sweep(now, effects);
         }
         if self.queue.len() >= claim.max_waiters as usize {
-            return Err(Refusal::QueueFull { limit: claim.max_waiters });
+            return Err(Refusal::QueueFull {
+                limit: claim.max_waiters,
+            });
         }
         self.use_as(claim.mode.kind(), now, effects)?;
         if let Mode::Permits { of, .. } = claim.mode {
-            self.capacity = if self.capacity == 0 { of } else { self.capacity };
+            self.capacity = if self.capacity == 0 {
+                of
+            } else {
+                self.capacity
+            };
         }
         self.last_ticket += 1;
         effects.rows.extend([Row::Name, Row::Ticket(claim.id)]);
@@ -367,7 +421,11 @@ impl Record {
     fn watch(&mut self, claim: ClaimId, now: Time, effects: &mut Effects) {
         effects.rows.push(Row::Watcher(claim));
         let until = now + TICKET;
-        match self.watchers.iter_mut().find(|watcher| watcher.claim == claim) {
+        match self
+            .watchers
+            .iter_mut()
+            .find(|watcher| watcher.claim == claim)
+        {
             Some(watcher) => watcher.until = until,
             None => self.watchers.push_back(Watcher { claim, until }),
         }
@@ -404,11 +462,19 @@ impl Record {
 
     fn remember(&mut self, claim: ClaimId, until: Time, cause: Cause, effects: &mut Effects) {
         effects.rows.push(Row::Finished(claim));
-        match self.finished.iter_mut().find(|finished| finished.claim == claim) {
+        match self
+            .finished
+            .iter_mut()
+            .find(|finished| finished.claim == claim)
+        {
             // The first cause is the true one: a release after a break must
             // not turn "broken" into "expired".
             Some(finished) => finished.until = finished.until.max(until),
-            None => self.finished.push(Finished { claim, until, cause }),
+            None => self.finished.push(Finished {
+                claim,
+                until,
+                cause,
+            }),
         }
     }
 
@@ -444,29 +510,38 @@ impl Record {
     }
 
     fn ticket(&self, number: u64, claim: ClaimId) -> Option<usize> {
-        let index = self.queue.binary_search_by(|ticket| ticket.number.cmp(&number)).ok()?;
+        let index = self
+            .queue
+            .binary_search_by(|ticket| ticket.number.cmp(&number))
+            .ok()?;
         (self.queue[index].claim == claim).then_some(index)
     }
 
     pub(super) fn live_holders(&self, now: Time) -> impl Iterator<Item = Holder> {
-        self.holders.iter().filter(move |held| held.until > now).map(move |held| Holder {
-            claim: held.claim,
-            mode: held.mode,
-            token: held.token,
-            about: held.about.clone(),
-            age: now.since(held.since),
-            lease_left: held.until.since(now),
-            revoked: held.revoked.is_some(),
-        })
+        self.holders
+            .iter()
+            .filter(move |held| held.until > now)
+            .map(move |held| Holder {
+                claim: held.claim,
+                mode: held.mode,
+                token: held.token,
+                about: held.about.clone(),
+                age: now.since(held.since),
+                lease_left: held.until.since(now),
+                revoked: held.revoked.is_some(),
+            })
     }
 
     pub(super) fn live_waiters(&self, now: Time) -> impl Iterator<Item = Waiter> {
-        self.queue.iter().filter(move |ticket| ticket.until > now).map(move |ticket| Waiter {
-            claim: ticket.claim,
-            mode: ticket.mode,
-            about: ticket.about.clone(),
-            age: now.since(ticket.since),
-        })
+        self.queue
+            .iter()
+            .filter(move |ticket| ticket.until > now)
+            .map(move |ticket| Waiter {
+                claim: ticket.claim,
+                mode: ticket.mode,
+                about: ticket.about.clone(),
+                age: now.since(ticket.since),
+            })
     }
 }
 

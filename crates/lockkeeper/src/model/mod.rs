@@ -19,9 +19,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cause::Cause;
 use crate::engine::{About, Cell, CellOp, CountId, Event, Kind, Mode, Status};
 use crate::error::{Error, ErrorKind, Result, invalid};
-use crate::cause::Cause;
 use crate::name::LockName;
 use crate::token::{ClaimId, Token};
 
@@ -249,17 +249,26 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refusal::WrongKind { stored } => {
-                write!(f, "the name is in use as a {stored}; use another name for another kind")
+                write!(
+                    f,
+                    "the name is in use as a {stored}; use another name for another kind"
+                )
             }
             Refusal::WrongCapacity { stored } => write!(
                 f,
                 "the semaphore has a capacity of {stored}; ask for that, or change it explicitly"
             ),
             Refusal::TooLarge { capacity } => {
-                write!(f, "more permits than the capacity of {capacity}; they could never be granted")
+                write!(
+                    f,
+                    "more permits than the capacity of {capacity}; they could never be granted"
+                )
             }
             Refusal::QueueFull { limit } => {
-                write!(f, "{limit} are waiting already, which is the limit (max_waiters)")
+                write!(
+                    f,
+                    "{limit} are waiting already, which is the limit (max_waiters)"
+                )
             }
             Refusal::NotHeldAbove => f.write_str("the write lock to step down from is not held"),
             Refusal::NoTokensLeft => f.write_str("the name has used up its tokens"),
@@ -285,9 +294,7 @@ impl Record {
     /// Whether the name can be forgotten, once the caller has made sure that
     /// its next token is above [`counter`](Self::counter).
     pub fn is_forgettable(&self, now: Time) -> bool {
-        self.fence.is_none()
-            && self.is_idle(now)
-            && now.since(self.used) >= Self::RETENTION
+        self.fence.is_none() && self.is_idle(now) && now.since(self.used) >= Self::RETENTION
     }
 
     /// Whether nobody holds, waits or is remembered, and no latch is kept.
@@ -300,12 +307,7 @@ impl Record {
     }
 
     /// Works on the numbers that are no claims.
-    pub fn cell(
-        &mut self,
-        op: &CellOp,
-        now: Time,
-        effects: &mut Effects,
-    ) -> Result<Cell, Refusal> {
+    pub fn cell(&mut self, op: &CellOp, now: Time, effects: &mut Effects) -> Result<Cell, Refusal> {
         self.settle(now, effects);
         self.expire_latch(now, effects);
         let absent = match op.kind() {
@@ -313,7 +315,10 @@ impl Record {
             Kind::Semaphore => self.kind.is_none(),
             _ => self.fence.is_none(),
         };
-        let reads = matches!(op, CellOp::Look { .. } | CellOp::RemoveLatch | CellOp::CountDown { .. });
+        let reads = matches!(
+            op,
+            CellOp::Look { .. } | CellOp::RemoveLatch | CellOp::CountDown { .. }
+        );
         if absent && reads {
             // Looking at nothing must not settle what the name is for.
             self.check_kind(op.kind())?;
@@ -340,10 +345,13 @@ impl Record {
         status.token = (self.counter > Token::ZERO).then_some(self.counter);
         status.closed_for = self.closed_until.since(now);
         let over = self.latch.as_ref().is_some_and(|latch| latch.until <= now);
-        status.cell = self.kind.filter(|_| !over).and_then(|kind| match self.number(kind) {
-            Cell::Absent => None,
-            cell => Some(cell),
-        });
+        status.cell = self
+            .kind
+            .filter(|_| !over)
+            .and_then(|kind| match self.number(kind) {
+                Cell::Absent => None,
+                cell => Some(cell),
+            });
         status
     }
 

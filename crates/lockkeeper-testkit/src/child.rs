@@ -36,11 +36,7 @@ impl Worker {
                 }
             }
         });
-        let mut worker = Worker {
-            child,
-            input,
-            lines,
-        };
+        let mut worker = Worker { child, input, lines };
         assert_eq!(worker.line(Duration::from_secs(10)), "ready");
         worker
     }

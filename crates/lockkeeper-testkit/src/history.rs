@@ -29,13 +29,7 @@ pub struct Entry {
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Entry {
-            name,
-            arrival,
-            entered,
-            left,
-            token,
-        } = self;
+        let Entry { name, arrival, entered, left, token } = self;
         write!(f, "entry {arrival} {entered} {left} {token} {name}")
     }
 }
@@ -48,22 +42,11 @@ impl FromStr for Entry {
         if words.next() != Some("entry") {
             return Err(bad());
         }
-        let mut number = || {
-            words
-                .next()
-                .and_then(|word| word.parse::<u64>().ok())
-                .ok_or_else(bad)
-        };
+        let mut number = || words.next().and_then(|word| word.parse::<u64>().ok()).ok_or_else(bad);
         let (arrival, entered, left) = (number()?, number()?, number()?);
         let token = Token::new(number()?);
         let name = words.next().ok_or_else(bad)?.to_owned();
-        Ok(Entry {
-            name,
-            arrival,
-            entered,
-            left,
-            token,
-        })
+        Ok(Entry { name, arrival, entered, left, token })
     }
 }
 
@@ -83,10 +66,7 @@ impl Default for Recorder {
 impl Recorder {
     /// An empty record on the host's clock.
     pub fn new() -> Self {
-        Recorder {
-            clock: Clock::system(),
-            entries: Arc::default(),
-        }
+        Recorder { clock: Clock::system(), entries: Arc::default() }
     }
 
     /// The present, for an arrival.
@@ -97,30 +77,18 @@ impl Recorder {
     /// Starts a stay: call it when the guard is there.
     pub fn enter(&self, name: &str, arrival: u64, token: Token) -> Entry {
         let entered = self.now();
-        Entry {
-            name: name.to_owned(),
-            arrival,
-            entered,
-            left: entered,
-            token,
-        }
+        Entry { name: name.to_owned(), arrival, entered, left: entered, token }
     }
 
     /// Ends a stay: call it while the guard is still held.
     pub fn leave(&self, mut entry: Entry) {
         entry.left = self.now();
-        self.entries
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(entry);
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
     }
 
     /// The entries taken down so far, as they came.
     pub fn entries(&self) -> Vec<Entry> {
-        self.entries
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What was taken down so far.
@@ -165,9 +133,7 @@ impl History {
                     return Some(format!("overlap under {name:?}: {before:?} and {after:?}"));
                 }
                 if after.token <= before.token {
-                    return Some(format!(
-                        "tokens of {name:?} fell: {before:?} then {after:?}"
-                    ));
+                    return Some(format!("tokens of {name:?} fell: {before:?} then {after:?}"));
                 }
                 None
             })
@@ -246,13 +212,7 @@ mod tests {
 
     fn stay(arrival: u64, entered: u64, left: u64, token: u64) -> Entry {
         let token = Token::new(token);
-        Entry {
-            name: "n".to_owned(),
-            arrival,
-            entered,
-            left,
-            token,
-        }
+        Entry { name: "n".to_owned(), arrival, entered, left, token }
     }
 
     #[test]

@@ -25,14 +25,8 @@ impl Stage {
     /// Sets a stage on the engine at `url`, kept up by `server`.
     pub async fn new(url: impl Into<String>, server: impl Any + Send + Sync) -> Self {
         let url = url.into();
-        let anchor = Keeper::connect(&url)
-            .await
-            .expect("the engine of the stage opens");
-        Stage {
-            url,
-            anchor,
-            _server: Box::new(server),
-        }
+        let anchor = Keeper::connect(&url).await.expect("the engine of the stage opens");
+        Stage { url, anchor, _server: Box::new(server) }
     }
 
     /// Where the engine is, for child processes.
@@ -47,17 +41,13 @@ impl Stage {
 
     /// A keeper of its own: another client of the same engine.
     pub async fn keeper(&self) -> Keeper {
-        Keeper::connect(&self.url)
-            .await
-            .expect("a further keeper opens")
+        Keeper::connect(&self.url).await.expect("a further keeper opens")
     }
 
     /// A keeper whose engine calls can be made to fail.
     pub async fn faulty(&self) -> (Keeper, Faults) {
         let faults = Faults::around(self.connect());
-        let keeper = Keeper::new(faults.clone())
-            .await
-            .expect("a faulty keeper opens");
+        let keeper = Keeper::new(faults.clone()).await.expect("a faulty keeper opens");
         (keeper, faults)
     }
 
@@ -87,10 +77,7 @@ impl Stage {
 
     /// What the engine knows of a name, asked by a bystander.
     pub async fn status(&self, name: &str) -> Status {
-        self.anchor
-            .status(name)
-            .await
-            .expect("the bystander gets an answer")
+        self.anchor.status(name).await.expect("the bystander gets an answer")
     }
 
     /// Waits until nobody holds a name or waits for it.
@@ -109,10 +96,7 @@ impl Stage {
     pub async fn waiters(&self, name: &str, count: usize) {
         let waiting = async || self.status(name).await.waiters.len() == count;
         if !eventually(Duration::from_secs(10), waiting).await {
-            panic!(
-                "expected {count} waiters under {name:?}: {:?}",
-                self.status(name).await
-            );
+            panic!("expected {count} waiters under {name:?}: {:?}", self.status(name).await);
         }
     }
 

@@ -201,10 +201,7 @@ pub struct Guard {
 
 impl Guard {
     fn new(guard: crate::Guard) -> Self {
-        Guard {
-            guard,
-            here: PhantomData,
-        }
+        Guard { guard, here: PhantomData }
     }
 
     /// Gives the lock back and says whether it was ours until now.

@@ -199,10 +199,7 @@ mod boottime {
             // descriptor early; an owned one that nobody else sees cannot be.
             #[allow(deprecated)]
             let fd = AsyncFd::with_interest(fd, Interest::READABLE).map_err(failed)?;
-            Ok(TimerFd {
-                fd,
-                armed: Moment::NEVER,
-            })
+            Ok(TimerFd { fd, armed: Moment::NEVER })
         }
 
         pub(super) async fn ring(&mut self, at: Moment) {
@@ -226,10 +223,7 @@ mod boottime {
 
         fn arm(&mut self, at: Moment) {
             let once = Itimerspec {
-                it_interval: Timespec {
-                    tv_sec: 0,
-                    tv_nsec: 0,
-                },
+                it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
                 it_value: Timespec {
                     tv_sec: (at.as_nanos() / 1_000_000_000) as _,
                     tv_nsec: (at.as_nanos() % 1_000_000_000) as _,
@@ -279,13 +273,7 @@ mod tests {
     #[test]
     fn moments_saturate() {
         assert_eq!(Moment::NEVER + Duration::from_secs(1), Moment::NEVER);
-        assert_eq!(
-            Moment::from_nanos(5) - Duration::from_secs(1),
-            Moment::from_nanos(0)
-        );
-        assert_eq!(
-            Moment::from_nanos(1).since(Moment::from_nanos(2)),
-            Duration::ZERO
-        );
+        assert_eq!(Moment::from_nanos(5) - Duration::from_secs(1), Moment::from_nanos(0));
+        assert_eq!(Moment::from_nanos(1).since(Moment::from_nanos(2)), Duration::ZERO);
     }
 }

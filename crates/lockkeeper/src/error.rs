@@ -152,13 +152,7 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner {
-            operation,
-            engine,
-            name,
-            message,
-            ..
-        } = &*self.0;
+        let Inner { operation, engine, name, message, .. } = &*self.0;
         let mut lead = false;
         if let Some(operation) = operation {
             write!(f, "{operation}")?;
@@ -209,17 +203,12 @@ mod tests {
             .during("renew")
             .on(&engine)
             .about(&name);
-        assert_eq!(
-            error.to_string(),
-            r#"renew "orders" on redis: timed out after 800ms"#
-        );
+        assert_eq!(error.to_string(), r#"renew "orders" on redis: timed out after 800ms"#);
     }
 
     #[test]
     fn the_first_to_name_the_operation_is_kept() {
-        let error = Error::new(ErrorKind::Invalid, "no")
-            .during("inner")
-            .during("outer");
+        let error = Error::new(ErrorKind::Invalid, "no").during("inner").during("outer");
         assert_eq!(error.to_string(), "inner: no");
     }
 }

@@ -63,13 +63,7 @@ impl Fence {
     /// # Cancel safety
     /// Changes nothing.
     pub async fn highest(&self) -> Result<Option<Token>> {
-        match self
-            .cell(CellOp::Look {
-                kind: Kind::Fence,
-                watch: false,
-            })
-            .await?
-        {
+        match self.cell(CellOp::Look { kind: Kind::Fence, watch: false }).await? {
             Cell::Fence { highest } => Ok(Some(highest)),
             Cell::Absent => Ok(None),
             other => Err(unexpected(&other)),

@@ -30,15 +30,9 @@ pub struct Guard {
 impl Guard {
     pub(crate) fn new(hold: Hold) -> Result<Self> {
         match hold.shared.token {
-            Some(token) => Ok(Guard {
-                hold: Arc::new(hold),
-                token,
-            }),
+            Some(token) => Ok(Guard { hold: Arc::new(hold), token }),
             // The hold is dropped here, which gives the lock back.
-            None => Err(Error::new(
-                ErrorKind::Unexpected,
-                "the engine granted without a token",
-            )),
+            None => Err(Error::new(ErrorKind::Unexpected, "the engine granted without a token")),
         }
     }
 
@@ -47,10 +41,7 @@ impl Guard {
         hold.check()?;
         match hold.shared.token {
             Some(token) => Ok(Guard { hold, token }),
-            None => Err(Error::new(
-                ErrorKind::Unexpected,
-                "a held lock without a token",
-            )),
+            None => Err(Error::new(ErrorKind::Unexpected, "a held lock without a token")),
         }
     }
 
@@ -144,23 +135,14 @@ impl<T, E: fmt::Display> fmt::Display for RunError<T, E> {
         match self {
             RunError::NotLocked(error) => write!(f, "not locked: {error}"),
             RunError::Work(error) => write!(f, "the work failed: {error}"),
-            RunError::Lost {
-                cause,
-                output: None,
-            } => {
+            RunError::Lost { cause, output: None } => {
                 write!(f, "the work was stopped because the lock was lost: {cause}")
             }
-            RunError::Lost {
-                cause,
-                output: Some(_),
-            } => {
+            RunError::Lost { cause, output: Some(_) } => {
                 write!(f, "the work ended after the lock was lost: {cause}")
             }
             RunError::NotReleased { error, .. } => {
-                write!(
-                    f,
-                    "the work succeeded, but the lock was not released: {error}"
-                )
+                write!(f, "the work succeeded, but the lock was not released: {error}")
             }
         }
     }
@@ -194,18 +176,14 @@ where
     // Work that blocked its thread past the lease ends here unstopped: it must
     // not pass for done under the lock.
     if let crate::State::Lost(cause) = hold.state() {
-        return Err(RunError::Lost {
-            cause,
-            output: Some(output),
-        });
+        return Err(RunError::Lost { cause, output: Some(output) });
     }
     let released = hold.give_back().await;
     match (output, released) {
         (Err(error), _) => Err(RunError::Work(error)),
-        (Ok(value), Ok(Released::AlreadyLost(cause))) => Err(RunError::Lost {
-            cause,
-            output: Some(Ok(value)),
-        }),
+        (Ok(value), Ok(Released::AlreadyLost(cause))) => {
+            Err(RunError::Lost { cause, output: Some(Ok(value)) })
+        }
         (Ok(value), Ok(_)) => Ok(value),
         (Ok(value), Err(error)) => Err(RunError::NotReleased { value, error }),
     }
@@ -222,9 +200,7 @@ pub struct ReadGuard {
 
 impl ReadGuard {
     pub(crate) fn new(hold: Hold) -> Self {
-        ReadGuard {
-            hold: Arc::new(hold),
-        }
+        ReadGuard { hold: Arc::new(hold) }
     }
 
     /// The token of the write lock it stepped down from, if it did.
@@ -242,9 +218,7 @@ impl ReadGuard {
     pub fn upgrade(&self) -> Result<WriteGuard> {
         let text = "a read lock cannot become a write lock: two that try would wait for each \
                     other; release it and write anew, or write first and downgrade";
-        Err(Error::new(ErrorKind::Unsupported, text)
-            .about(self.name())
-            .during("upgrade"))
+        Err(Error::new(ErrorKind::Unsupported, text).about(self.name()).during("upgrade"))
     }
 
     /// Gives the lock back, as [`Guard::release`] does.
@@ -281,10 +255,7 @@ pub struct WriteGuard {
 
 impl WriteGuard {
     pub(crate) fn new(hold: Hold, request: Request) -> Result<Self> {
-        Ok(WriteGuard {
-            guard: Guard::new(hold)?,
-            request,
-        })
+        Ok(WriteGuard { guard: Guard::new(hold)?, request })
     }
 
     /// Becomes a read lock without letting a writer in between.
@@ -341,9 +312,7 @@ pub struct Permits {
 
 impl Permits {
     pub(crate) fn new(hold: Hold) -> Self {
-        Permits {
-            hold: Arc::new(hold),
-        }
+        Permits { hold: Arc::new(hold) }
     }
 
     /// How many permits these are.

@@ -82,10 +82,8 @@ impl Shared {
         // handed over lasts less than a lease, until it is confirmed.
         let left = valid_until.since(now);
         let calm = left - left.min(self.claim.lease) / 2;
-        self.at_risk_at
-            .store((now + calm).as_nanos(), Ordering::Relaxed);
-        self.valid_until
-            .store(valid_until.as_nanos(), Ordering::Release);
+        self.at_risk_at.store((now + calm).as_nanos(), Ordering::Relaxed);
+        self.valid_until.store(valid_until.as_nanos(), Ordering::Release);
     }
 
     pub(crate) fn valid_until(&self) -> Moment {
@@ -180,11 +178,7 @@ pub struct Hold {
 
 impl Hold {
     pub(crate) fn new(shared: Arc<Shared>, link: Arc<Link>) -> Self {
-        Hold {
-            shared,
-            link,
-            ended: AtomicBool::new(false),
-        }
+        Hold { shared, link, ended: AtomicBool::new(false) }
     }
 
     /// The name that is held.
@@ -249,10 +243,7 @@ impl Hold {
     pub async fn verify(&self) -> Result<()> {
         self.check()?;
         let (reply, answer) = tokio::sync::oneshot::channel();
-        self.link.post(Message::Verify {
-            claim: self.claim_id(),
-            reply,
-        })?;
+        self.link.post(Message::Verify { claim: self.claim_id(), reply })?;
         match answer.await {
             Ok(answer) => answer.map_err(|error| error.about(self.name()).during("verify")),
             Err(_) => self.check(),
@@ -267,11 +258,7 @@ impl Hold {
     /// # Cancel safety
     /// Changes nothing.
     pub async fn lost(&self) -> Cause {
-        match self
-            .shared
-            .until(|state| matches!(state, State::Lost(_)))
-            .await
-        {
+        match self.shared.until(|state| matches!(state, State::Lost(_))).await {
             State::Lost(cause) => cause,
             State::Held | State::AtRisk => Cause::Expired,
         }
@@ -289,10 +276,7 @@ impl Hold {
     pub(crate) async fn give_back(&self) -> Result<Released> {
         self.ended.store(true, Ordering::Relaxed);
         let (reply, answer) = tokio::sync::oneshot::channel();
-        let message = Message::Release {
-            claim: self.claim_id(),
-            reply: Some(reply),
-        };
+        let message = Message::Release { claim: self.claim_id(), reply: Some(reply) };
         let gone = || match self.state() {
             State::Lost(cause) => Ok(Released::AlreadyLost(cause)),
             _ => Ok(Released::AlreadyLost(Cause::EngineGone)),
@@ -310,10 +294,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         if !self.ended.load(Ordering::Relaxed) {
-            let message = Message::Release {
-                claim: self.claim_id(),
-                reply: None,
-            };
+            let message = Message::Release { claim: self.claim_id(), reply: None };
             // No driver, nothing to release: the lease ends it.
             let _ = self.link.post(message);
         }

@@ -95,9 +95,7 @@ impl Keeper {
         let (ready, opened) = oneshot::channel();
         let label = connect.label();
         let body = move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = match runtime {
                 Ok(runtime) => runtime,
                 Err(error) => {
@@ -126,17 +124,12 @@ impl Keeper {
         let name = "lockkeeper".to_owned();
         let failed =
             |error| Error::new(ErrorKind::Unexpected, "no thread to be had").because(error);
-        thread::Builder::new()
-            .name(name)
-            .spawn(body)
-            .map_err(failed)?;
+        thread::Builder::new().name(name).spawn(body).map_err(failed)?;
         match opened.await {
             Ok(keeper) => keeper.map_err(|error| error.during("connect").on(&label)),
             Err(_) => {
-                let error = Error::new(
-                    ErrorKind::Unexpected,
-                    "the engine panicked; the log says why",
-                );
+                let error =
+                    Error::new(ErrorKind::Unexpected, "the engine panicked; the log says why");
                 Err(error.during("connect").on(&label))
             }
         }
@@ -364,10 +357,7 @@ impl Keeper {
     }
 
     pub(crate) fn default_terms(&self) -> Result<Arc<Terms>> {
-        self.0
-            .terms
-            .get_or_init(|| self.terms(&LockOptions::default()))
-            .clone()
+        self.0.terms.get_or_init(|| self.terms(&LockOptions::default())).clone()
     }
 
     /// Forgets the thread, so that the drop does not wait for itself.
@@ -385,37 +375,20 @@ async fn assemble(
     thread: Option<ThreadId>,
 ) -> Result<(Driver, Keeper)> {
     let (events, pushed) = Events::channel();
-    let seat = Seat {
-        keeper: KeeperId::random()?,
-        clock,
-        events,
-    };
-    let engine = limited(ANSWER_LIMIT, connect.open(seat.clone()))
-        .await
-        .map_err(|error| {
-            match error.kind() {
-                // Nothing was locked yet, so nothing is unknown.
-                ErrorKind::Unknown => {
-                    Error::new(ErrorKind::Unreachable, "no answer in time").because(error)
-                }
-                _ => error,
+    let seat = Seat { keeper: KeeperId::random()?, clock, events };
+    let engine = limited(ANSWER_LIMIT, connect.open(seat.clone())).await.map_err(|error| {
+        match error.kind() {
+            // Nothing was locked yet, so nothing is unknown.
+            ErrorKind::Unknown => {
+                Error::new(ErrorKind::Unreachable, "no answer in time").because(error)
             }
-        })?;
+            _ => error,
+        }
+    })?;
     let cells: CellWatch = Arc::new(StdMutex::new(HashMap::new()));
-    let parts = Parts {
-        engine,
-        seat,
-        events: pushed,
-        cells: cells.clone(),
-    };
+    let parts = Parts { engine, seat, events: pushed, cells: cells.clone() };
     let (driver, link) = Driver::new(parts)?;
-    let inner = Inner {
-        link,
-        cells,
-        about: about_us(),
-        terms: OnceLock::new(),
-        thread,
-    };
+    let inner = Inner { link, cells, about: about_us(), terms: OnceLock::new(), thread };
     Ok((driver, Keeper(Arc::new(inner))))
 }
 
@@ -423,9 +396,7 @@ async fn assemble(
 fn about_us() -> About {
     let named = |variable| std::env::var(variable).ok().filter(|name| !name.is_empty());
     About {
-        who: named("USER")
-            .or_else(|| named("LOGNAME"))
-            .unwrap_or_else(user_number),
+        who: named("USER").or_else(|| named("LOGNAME")).unwrap_or_else(user_number),
         host: host_name(),
         pid: std::process::id(),
         note: String::new(),
@@ -439,10 +410,7 @@ fn user_number() -> String {
 
 #[cfg(unix)]
 fn host_name() -> String {
-    rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned()
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 #[cfg(not(unix))]

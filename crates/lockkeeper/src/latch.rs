@@ -60,10 +60,7 @@ impl Latch {
     pub const MAX_ID_BYTES: usize = 256;
 
     pub(crate) fn new(request: Request) -> Self {
-        Latch {
-            request,
-            keep: Duration::from_secs(24 * 60 * 60),
-        }
+        Latch { request, keep: Duration::from_secs(24 * 60 * 60) }
     }
 
     /// Sets how long [`wait`](Self::wait) waits; the other options have no meaning here.
@@ -91,21 +88,15 @@ impl Latch {
         if !(1..=Self::MAX_COUNT).contains(&count) {
             let most = Self::MAX_COUNT;
             return Err(
-                invalid(format!("a latch counts from 1 to {most}, not {count}")).during("latch"),
+                invalid(format!("a latch counts from 1 to {most}, not {count}")).during("latch")
             );
         }
         if self.keep.is_zero() || self.keep > LockOptions::MAX_LEASE * 366 {
-            return Err(
-                invalid("a latch is kept for up to a year, and not for no time at all")
-                    .during("latch"),
-            );
+            return Err(invalid("a latch is kept for up to a year, and not for no time at all")
+                .during("latch"));
         }
         let by = CountId(self.fresh_id().into());
-        let op = CellOp::SetLatch {
-            count,
-            keep: self.keep,
-            by: by.clone(),
-        };
+        let op = CellOp::SetLatch { count, keep: self.keep, by: by.clone() };
         match self.cell(op).await? {
             Cell::Latch { set, .. } => Ok(set == by),
             other => Err(unexpected(&other)),
@@ -127,12 +118,7 @@ impl Latch {
             let most = Self::MAX_ID_BYTES;
             return Err(invalid(format!("a count-down's id has 1 to {most} bytes")).during("latch"));
         }
-        remaining(
-            self.cell(CellOp::CountDown {
-                by: CountId(id.into()),
-            })
-            .await?,
-        )
+        remaining(self.cell(CellOp::CountDown { by: CountId(id.into()) }).await?)
     }
 
     /// How many count-downs are missing; `None` if there is no such latch.
@@ -143,13 +129,7 @@ impl Latch {
     /// # Cancel safety
     /// Changes nothing.
     pub async fn remaining(&self) -> Result<Option<u32>> {
-        remaining(
-            self.cell(CellOp::Look {
-                kind: Kind::Latch,
-                watch: false,
-            })
-            .await?,
-        )
+        remaining(self.cell(CellOp::Look { kind: Kind::Latch, watch: false }).await?)
     }
 
     /// Removes the latch; those who wait for it learn that it is gone.
@@ -179,18 +159,10 @@ impl Latch {
         let watch = Watch::on(self.request.keeper.cells(), &name);
         let (deadline, clock) = (self.request.deadline(), link.clock.clone());
         let wait = move |engine: Arc<dyn crate::Engine>| async move {
-            let mut wait = Wait {
-                watch,
-                deadline,
-                started: clock.now(),
-                answered: false,
-                set: None,
-            };
+            let mut wait =
+                Wait { watch, deadline, started: clock.now(), answered: false, set: None };
             loop {
-                let look = CellOp::Look {
-                    kind: Kind::Latch,
-                    watch: true,
-                };
+                let look = CellOp::Look { kind: Kind::Latch, watch: true };
                 // Marked before the look, so that no change falls between.
                 wait.watch.news.mark_unchanged();
                 let answer = limited(ANSWER_LIMIT, engine.cell(&name, look)).await;
@@ -260,11 +232,7 @@ impl Wait {
             Err(_) => {}
         }
         (now >= self.deadline).then(|| {
-            let kind = if self.answered {
-                ErrorKind::TimedOut
-            } else {
-                ErrorKind::Unreachable
-            };
+            let kind = if self.answered { ErrorKind::TimedOut } else { ErrorKind::Unreachable };
             Err(Error::new(kind, "not open in time").about(name))
         })
     }
@@ -280,16 +248,10 @@ struct Watch {
 impl Watch {
     fn on(cells: &CellWatch, name: &LockName) -> Self {
         let mut map = cells.lock().unwrap_or_else(PoisonError::into_inner);
-        let sender = map
-            .entry(name.clone())
-            .or_insert_with(|| watch::channel(0).0);
+        let sender = map.entry(name.clone()).or_insert_with(|| watch::channel(0).0);
         let news = sender.subscribe();
         drop(map);
-        Watch {
-            cells: cells.clone(),
-            name: name.clone(),
-            news,
-        }
+        Watch { cells: cells.clone(), name: name.clone(), news }
     }
 }
 
@@ -297,10 +259,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         let mut map = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
         // Our own receiver is still counted.
-        if map
-            .get(&self.name)
-            .is_some_and(|sender| sender.receiver_count() <= 1)
-        {
+        if map.get(&self.name).is_some_and(|sender| sender.receiver_count() <= 1) {
             map.remove(&self.name);
         }
     }

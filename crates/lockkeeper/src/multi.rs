@@ -45,17 +45,13 @@ impl Multi {
 
     /// Puts mutexes together, of one keeper or several.
     pub fn of(parts: impl IntoIterator<Item = Mutex>) -> Self {
-        Multi {
-            parts: sort(parts.into_iter().take(Self::MAX_PARTS + 1).collect()),
-        }
+        Multi { parts: sort(parts.into_iter().take(Self::MAX_PARTS + 1).collect()) }
     }
 
     /// Sets the options of every part; the wait is that of the whole.
     pub fn with_options(self, options: LockOptions) -> Self {
         let set = |part: Mutex| part.with_options(options.clone());
-        Multi {
-            parts: self.parts.map(|parts| parts.into_iter().map(set).collect()),
-        }
+        Multi { parts: self.parts.map(|parts| parts.into_iter().map(set).collect()) }
     }
 
     /// Locks every part, waiting up to [`LockOptions::wait`] in all.
@@ -117,16 +113,11 @@ fn sort(mut parts: Vec<Mutex>) -> Result<Vec<Mutex>> {
     }
     if parts.len() > Multi::MAX_PARTS {
         let most = Multi::MAX_PARTS;
-        return Err(invalid(format!(
-            "a multi-lock may have {most} names at most"
-        )));
+        return Err(invalid(format!("a multi-lock may have {most} names at most")));
     }
     let mut keys = Vec::with_capacity(parts.len());
     for part in &parts {
-        keys.push((
-            part.request.keeper.info().label.clone(),
-            part.request.name.clone()?,
-        ));
+        keys.push((part.request.keeper.info().label.clone(), part.request.name.clone()?));
     }
     let key = |part: &Mutex| {
         let name = part.request.name.as_ref().ok().cloned();
@@ -171,9 +162,7 @@ pub struct MultiGuard {
 impl MultiGuard {
     /// The token of every part, in the order of locking.
     pub fn tokens(&self) -> impl Iterator<Item = (&LockName, Token)> {
-        self.guards
-            .iter()
-            .map(|guard| (guard.name(), guard.token()))
+        self.guards.iter().map(|guard| (guard.name(), guard.token()))
     }
 
     /// The guard of every part, in the order of locking.
@@ -258,10 +247,7 @@ impl Multi {
             output = work(guard.clone()) => output,
         };
         if let State::Lost(cause) = guard.state() {
-            return Err(RunError::Lost {
-                cause,
-                output: Some(output),
-            });
+            return Err(RunError::Lost { cause, output: Some(output) });
         }
         let released = match Arc::into_inner(guard) {
             Some(guard) => guard.release().await,
@@ -270,10 +256,9 @@ impl Multi {
         };
         match (output, released) {
             (Err(error), _) => Err(RunError::Work(error)),
-            (Ok(value), Ok(Released::AlreadyLost(cause))) => Err(RunError::Lost {
-                cause,
-                output: Some(Ok(value)),
-            }),
+            (Ok(value), Ok(Released::AlreadyLost(cause))) => {
+                Err(RunError::Lost { cause, output: Some(Ok(value)) })
+            }
             (Ok(value), Ok(_)) => Ok(value),
             (Ok(value), Err(error)) => Err(RunError::NotReleased { value, error }),
         }

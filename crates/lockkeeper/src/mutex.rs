@@ -90,11 +90,7 @@ impl Mutex {
     /// # Cancel safety
     /// Changes nothing: a grant already made is given back in the background.
     pub async fn try_lock(&self) -> Result<Option<Guard>> {
-        self.request
-            .try_lock(Mode::Exclusive)
-            .await?
-            .map(Guard::new)
-            .transpose()
+        self.request.try_lock(Mode::Exclusive).await?.map(Guard::new).transpose()
     }
 
     /// Locks on behalf of `me`, who may hold it already.
@@ -170,11 +166,7 @@ impl Mutex {
         W: FnOnce(Scope) -> F,
         F: Future<Output = Result<T, E>>,
     {
-        let hold = self
-            .request
-            .lock(Mode::Exclusive)
-            .await
-            .map_err(RunError::NotLocked)?;
+        let hold = self.request.lock(Mode::Exclusive).await.map_err(RunError::NotLocked)?;
         run_under(hold, work).await
     }
 }

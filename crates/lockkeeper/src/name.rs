@@ -143,17 +143,12 @@ mod tests {
 
     #[test]
     fn plain_names_stay_readable() {
-        assert_eq!(
-            LockName::new("orders-42").unwrap().escape(plain),
-            "orders-42"
-        );
+        assert_eq!(LockName::new("orders-42").unwrap().escape(plain), "orders-42");
     }
 
     #[test]
     fn escaping_is_injective_and_reversible() {
-        let names = [
-            "a/b", "a%2Fb", "a%2fb", "é", "É", "e\u{301}", "\0", "日本", "%", "%%",
-        ];
+        let names = ["a/b", "a%2Fb", "a%2fb", "é", "É", "e\u{301}", "\0", "日本", "%", "%%"];
         let mut seen = std::collections::HashSet::new();
         for name in names {
             let name = LockName::new(name).unwrap();

@@ -135,8 +135,7 @@ impl LockOptions {
 
     /// How much earlier than its lease a guard of these options ends.
     pub fn effective_margin(&self) -> Duration {
-        self.margin
-            .unwrap_or(self.lease / 100 + Duration::from_millis(2))
+        self.margin.unwrap_or(self.lease / 100 + Duration::from_millis(2))
     }
 
     /// Checks every limit, so that nothing out of range is ever sent.
@@ -147,9 +146,7 @@ impl LockOptions {
         let (low, high) = (Self::MIN_LEASE, Self::MAX_LEASE);
         if self.lease < low || self.lease > high {
             let lease = self.lease;
-            return Err(invalid(format!(
-                "a lease must be {low:?} to {high:?}, not {lease:?}"
-            )));
+            return Err(invalid(format!("a lease must be {low:?} to {high:?}, not {lease:?}")));
         }
         if self.effective_margin() > self.lease / 2 {
             return Err(invalid(format!(
@@ -173,13 +170,8 @@ impl LockOptions {
                 return Err(invalid(format!("{option} may be {high:?} at most")));
             }
         }
-        if self
-            .max_hold
-            .is_some_and(|max| max.is_zero() || max < self.min_hold)
-        {
-            return Err(invalid(
-                "max_hold must be above zero and not below min_hold",
-            ));
+        if self.max_hold.is_some_and(|max| max.is_zero() || max < self.min_hold) {
+            return Err(invalid("max_hold must be above zero and not below min_hold"));
         }
         if !(1..=Self::MAX_WAITERS).contains(&self.max_waiters) {
             let most = Self::MAX_WAITERS;
@@ -242,15 +234,9 @@ mod tests {
             .with_wait(Duration::ZERO)
             .with_note("hello");
         let json = serde_json::to_string(&options).unwrap();
-        assert!(
-            json.contains(r#""lease_ms":1500"#) && json.contains(r#""wait_ms":0"#),
-            "{json}"
-        );
+        assert!(json.contains(r#""lease_ms":1500"#) && json.contains(r#""wait_ms":0"#), "{json}");
         assert_eq!(serde_json::from_str::<LockOptions>(&json).unwrap(), options);
-        assert_eq!(
-            serde_json::from_str::<LockOptions>("{}").unwrap(),
-            LockOptions::default()
-        );
+        assert_eq!(serde_json::from_str::<LockOptions>("{}").unwrap(), LockOptions::default());
         assert!(serde_json::from_str::<LockOptions>(r#"{"ttl":3}"#).is_err());
     }
 
@@ -266,8 +252,7 @@ mod tests {
             ok().with_wait(Duration::MAX),
             ok().with_min_hold(day * 2),
             ok().with_max_hold(Duration::ZERO),
-            ok().with_min_hold(day)
-                .with_max_hold(Duration::from_secs(1)),
+            ok().with_min_hold(day).with_max_hold(Duration::from_secs(1)),
             ok().with_lock_delay(Duration::MAX),
             ok().with_max_waiters(0),
             ok().with_note("x".repeat(1025)),

@@ -59,9 +59,7 @@ impl Reentry {
             return Ok(None);
         };
         if let Some(hold) = held.upgrade() {
-            return Guard::of(hold)
-                .map(Some)
-                .map_err(|error| error.during("lock"));
+            return Guard::of(hold).map(Some).map_err(|error| error.during("lock"));
         }
         let Some(hold) = request.try_lock(Mode::Exclusive).await? else {
             return Ok(None);

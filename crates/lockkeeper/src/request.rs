@@ -59,9 +59,7 @@ impl Request {
             return Ok(name);
         }
         let text = format!("{} cannot do a {kind} safely", info.engine);
-        Err(Error::new(ErrorKind::Unsupported, text)
-            .about(name)
-            .on(&info.label))
+        Err(Error::new(ErrorKind::Unsupported, text).about(name).on(&info.label))
     }
 
     /// When an acquisition that starts now has to end.
@@ -85,10 +83,7 @@ impl Request {
             None => {
                 let error = Error::new(ErrorKind::TimedOut, "not free, and no time to wait");
                 let name = self.name.as_ref().map_err(Clone::clone)?;
-                Err(error
-                    .about(name)
-                    .during("lock")
-                    .on(&self.keeper.info().label))
+                Err(error.about(name).during("lock").on(&self.keeper.info().label))
             }
         }
     }
@@ -100,9 +95,7 @@ impl Request {
 
     /// Asks for a read lock beside the write lock it steps down from.
     pub(crate) async fn step_down(&self, above: ClaimId) -> Result<Hold> {
-        let hold = self
-            .acquire(Mode::Read, Intent::Try, Some(above), Moment::NEVER)
-            .await?;
+        let hold = self.acquire(Mode::Read, Intent::Try, Some(above), Moment::NEVER).await?;
         hold.ok_or_else(|| Error::lost(crate::Cause::TakenOver).during("downgrade"))
     }
 
@@ -141,11 +134,7 @@ impl Request {
             reply,
             waiting,
         })))?;
-        let pending = Pending {
-            link: &link,
-            number,
-            answered: false,
-        };
+        let pending = Pending { link: &link, number, answered: false };
         pending.wait(answer, told).instrument(span).await
     }
 }
@@ -187,11 +176,9 @@ impl Pending<'_> {
         };
         self.answered = true;
         received.unwrap_or_else(|_| {
-            Err(
-                Error::new(ErrorKind::Unexpected, "the keeper ended; the log says why")
-                    .during("lock")
-                    .on(&self.link.info.label),
-            )
+            Err(Error::new(ErrorKind::Unexpected, "the keeper ended; the log says why")
+                .during("lock")
+                .on(&self.link.info.label))
         })
     }
 }
@@ -199,9 +186,7 @@ impl Pending<'_> {
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
         if !self.answered {
-            let _ = self.link.post(Message::Withdraw {
-                number: self.number,
-            });
+            let _ = self.link.post(Message::Withdraw { number: self.number });
         }
     }
 }

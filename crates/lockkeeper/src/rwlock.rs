@@ -97,8 +97,7 @@ impl RwLock {
     /// Changes nothing: a grant already made is given back in the background.
     pub async fn try_write(&self) -> Result<Option<WriteGuard>> {
         let hold = self.request.try_lock(Mode::Write).await?;
-        hold.map(|hold| WriteGuard::new(hold, self.request.clone()))
-            .transpose()
+        hold.map(|hold| WriteGuard::new(hold, self.request.clone())).transpose()
     }
 
     /// Runs `work` under a read lock, as [`Mutex::run`](crate::Mutex::run) does.
@@ -113,11 +112,7 @@ impl RwLock {
         W: FnOnce(Scope) -> F,
         F: Future<Output = Result<T, E>>,
     {
-        let hold = self
-            .request
-            .lock(Mode::Read)
-            .await
-            .map_err(RunError::NotLocked)?;
+        let hold = self.request.lock(Mode::Read).await.map_err(RunError::NotLocked)?;
         run_under(hold, work).await
     }
 
@@ -133,11 +128,7 @@ impl RwLock {
         W: FnOnce(Scope) -> F,
         F: Future<Output = Result<T, E>>,
     {
-        let hold = self
-            .request
-            .lock(Mode::Write)
-            .await
-            .map_err(RunError::NotLocked)?;
+        let hold = self.request.lock(Mode::Write).await.map_err(RunError::NotLocked)?;
         run_under(hold, work).await
     }
 }

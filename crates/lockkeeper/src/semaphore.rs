@@ -99,11 +99,7 @@ impl Semaphore {
     /// # Cancel safety
     /// Changes nothing: a grant already made is given back in the background.
     pub async fn try_acquire_many(&self, count: u32) -> Result<Option<Permits>> {
-        Ok(self
-            .request
-            .try_lock(self.mode(count)?)
-            .await?
-            .map(Permits::new))
+        Ok(self.request.try_lock(self.mode(count)?).await?.map(Permits::new))
     }
 
     /// Runs `work` with one permit, as [`Mutex::run`](crate::Mutex::run) does.
@@ -149,13 +145,7 @@ impl Semaphore {
     /// # Cancel safety
     /// Changes nothing.
     pub async fn stored_capacity(&self) -> Result<Option<u32>> {
-        match self
-            .cell(CellOp::Look {
-                kind: Kind::Semaphore,
-                watch: false,
-            })
-            .await?
-        {
+        match self.cell(CellOp::Look { kind: Kind::Semaphore, watch: false }).await? {
             Cell::Capacity(stored) => Ok(Some(stored)),
             Cell::Absent => Ok(None),
             other => Err(unexpected(&other)),
@@ -172,13 +162,10 @@ impl Semaphore {
         if count == 0 || count > self.capacity {
             let capacity = self.capacity;
             return Err(
-                invalid(format!("{count} permits of a capacity of {capacity}")).during("acquire"),
+                invalid(format!("{count} permits of a capacity of {capacity}")).during("acquire")
             );
         }
-        Ok(Mode::Permits {
-            count,
-            of: self.capacity,
-        })
+        Ok(Mode::Permits { count, of: self.capacity })
     }
 }
 
@@ -187,14 +174,9 @@ fn check_capacity(capacity: u32) -> Result<()> {
     if (1..=most).contains(&capacity) {
         return Ok(());
     }
-    Err(invalid(format!(
-        "a capacity must be 1 to {most}, not {capacity}"
-    )))
+    Err(invalid(format!("a capacity must be 1 to {most}, not {capacity}")))
 }
 
 pub(crate) fn unexpected(cell: &Cell) -> Error {
-    Error::new(
-        ErrorKind::Unexpected,
-        format!("the engine answered {cell:?}"),
-    )
+    Error::new(ErrorKind::Unexpected, format!("the engine answered {cell:?}"))
 }

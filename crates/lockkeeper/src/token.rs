@@ -59,9 +59,7 @@ impl FromStr for Token {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self, Error> {
         text.parse().map(Token).map_err(|_| {
-            invalid(format!(
-                "{text:?} is not a token: it must be a whole number below 2^64"
-            ))
+            invalid(format!("{text:?} is not a token: it must be a whole number below 2^64"))
         })
     }
 }
@@ -108,10 +106,7 @@ impl KeeperId {
     pub(crate) fn random() -> Result<Self, Error> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(|error| {
-            Error::new(
-                crate::ErrorKind::Unexpected,
-                format!("no randomness to be had: {error}"),
-            )
+            Error::new(crate::ErrorKind::Unexpected, format!("no randomness to be had: {error}"))
         })?;
         Ok(KeeperId(u128::from_le_bytes(bytes)))
     }
@@ -141,9 +136,7 @@ impl FromStr for KeeperId {
         if text.len() != 32 {
             return Err(bad());
         }
-        u128::from_str_radix(text, 16)
-            .map(KeeperId)
-            .map_err(|_| bad())
+        u128::from_str_radix(text, 16).map(KeeperId).map_err(|_| bad())
     }
 }
 
@@ -204,27 +197,14 @@ mod tests {
         assert_eq!(serde_json::from_str::<Token>(&json).unwrap(), big);
         let bytes = postcard::to_allocvec(&Token::new(5)).unwrap();
         assert_eq!(bytes, [5]);
-        assert_eq!(
-            postcard::from_bytes::<Token>(&bytes).unwrap(),
-            Token::new(5)
-        );
+        assert_eq!(postcard::from_bytes::<Token>(&bytes).unwrap(), Token::new(5));
     }
 
     #[test]
     fn a_claim_id_reads_back() {
-        let id = ClaimId {
-            keeper: KeeperId::from_number(7),
-            number: 3,
-            turn: 1,
-        };
+        let id = ClaimId { keeper: KeeperId::from_number(7), number: 3, turn: 1 };
         assert_eq!(id.to_string().parse::<ClaimId>().unwrap(), id);
-        for bad in [
-            "",
-            "7-3-1",
-            "x",
-            &format!("{id}-9"),
-            &id.to_string().replace("-1", ""),
-        ] {
+        for bad in ["", "7-3-1", "x", &format!("{id}-9"), &id.to_string().replace("-1", "")] {
             assert!(bad.parse::<ClaimId>().is_err(), "{bad:?}");
         }
     }

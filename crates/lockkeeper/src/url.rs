@@ -9,18 +9,13 @@ use crate::error::{Result, invalid};
 /// Finds the engine behind a URL.
 pub(crate) fn parse(url: &str) -> Result<Arc<dyn Connect>> {
     let Some((scheme, rest)) = url.split_once(':') else {
-        return Err(invalid(format!(
-            "{:?} is not an engine URL; try memory:",
-            redact(url)
-        ))
-        .during("connect"));
+        return Err(invalid(format!("{:?} is not an engine URL; try memory:", redact(url)))
+            .during("connect"));
     };
     match (scheme, rest) {
         ("memory", "") => Ok(Arc::new(Memory::private())),
         ("memory", name) if name.len() <= 256 => Ok(Arc::new(Memory::shared(name))),
-        ("memory", _) => Err(invalid(
-            "the name of a memory engine may have 256 bytes at most",
-        )),
+        ("memory", _) => Err(invalid("the name of a memory engine may have 256 bytes at most")),
         _ => Err(invalid(format!(
             "{:?} names no engine of this program; it knows memory:",
             redact(url)
@@ -90,25 +85,13 @@ mod tests {
         let one = parse("memory:a").unwrap();
         assert_eq!(one.label(), parse("memory:a").unwrap().label());
         assert_ne!(one.label(), parse("memory:b").unwrap().label());
-        assert_ne!(
-            parse("memory:").unwrap().label(),
-            parse("memory:").unwrap().label()
-        );
+        assert_ne!(parse("memory:").unwrap().label(), parse("memory:").unwrap().label());
     }
 
     #[test]
     fn nonsense_is_refused() {
-        for url in [
-            "",
-            "memory",
-            "nothing:x",
-            &format!("memory:{}", "x".repeat(300)),
-        ] {
-            assert_eq!(
-                parse(url).unwrap_err().kind(),
-                crate::ErrorKind::Invalid,
-                "{url}"
-            );
+        for url in ["", "memory", "nothing:x", &format!("memory:{}", "x".repeat(300))] {
+            assert_eq!(parse(url).unwrap_err().kind(), crate::ErrorKind::Invalid, "{url}");
         }
     }
 }

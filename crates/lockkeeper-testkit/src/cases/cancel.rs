@@ -11,17 +11,8 @@ use crate::stage::{Stage, eventually, poll_once, within};
 /// A waiter that goes away loses its place, and the next one moves up.
 pub async fn a_cancelled_waiter_leaves_no_ticket(stage: &Stage) {
     let name = stage.name("cancelled");
-    let (one, two, three) = (
-        stage.keeper().await,
-        stage.keeper().await,
-        stage.keeper().await,
-    );
-    let guard = one
-        .mutex(&name)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let (one, two, three) = (stage.keeper().await, stage.keeper().await, stage.keeper().await);
+    let guard = one.mutex(&name).with_options(stage.options()).lock().await.unwrap();
     let waiter = two.mutex(&name).with_options(stage.options());
     let waiter = tokio::spawn(async move { waiter.lock().await });
     let next = three.mutex(&name).with_options(stage.options());
@@ -38,10 +29,7 @@ pub async fn a_cancelled_waiter_leaves_no_ticket(stage: &Stage) {
         stage.waiters(&name, 1).await;
     }
     drop(guard);
-    let guard = within(Duration::from_secs(8), "the next waiter", next)
-        .await
-        .unwrap()
-        .unwrap();
+    let guard = within(Duration::from_secs(8), "the next waiter", next).await.unwrap().unwrap();
     drop(guard);
     stage.deserted(&name).await;
 }
@@ -52,16 +40,10 @@ pub async fn a_grant_nobody_reads_releases_itself(stage: &Stage) {
     let keeper = stage.keeper().await;
     let mutex = keeper.mutex(&name).with_options(stage.options());
     let mut lock = Box::pin(mutex.lock());
-    assert!(
-        poll_once(lock.as_mut()).is_none(),
-        "answered without a thread hop"
-    );
+    assert!(poll_once(lock.as_mut()).is_none(), "answered without a thread hop");
     // The answer is on its way, or there; this future never looks again.
     let held = async || !stage.status(&name).await.holders.is_empty();
-    assert!(
-        eventually(Duration::from_secs(5), held).await,
-        "never granted"
-    );
+    assert!(eventually(Duration::from_secs(5), held).await, "never granted");
     drop(lock);
     stage.deserted(&name).await;
 }
@@ -114,26 +96,11 @@ pub async fn cancelling_at_every_engine_call_leaves_nothing(stage: &Stage) {
     // Side by side: most of the time is spent waiting for leases to be safe.
     let mut reached = Vec::new();
     for chunk in points.chunks(24) {
-        let runs = chunk
-            .iter()
-            .map(|&(scene, fault, call)| cancel_at(stage, scene, fault, call));
-        reached.extend(
-            futures_util::future::join_all(runs)
-                .await
-                .into_iter()
-                .flatten(),
-        );
+        let runs = chunk.iter().map(|&(scene, fault, call)| cancel_at(stage, scene, fault, call));
+        reached.extend(futures_util::future::join_all(runs).await.into_iter().flatten());
     }
-    for method in [
-        Method::Acquire,
-        Method::Renew,
-        Method::Release,
-        Method::Inspect,
-    ] {
-        assert!(
-            reached.contains(&method),
-            "no run was cancelled at {method:?}: {reached:?}"
-        );
+    for method in [Method::Acquire, Method::Renew, Method::Release, Method::Inspect] {
+        assert!(reached.contains(&method), "no run was cancelled at {method:?}: {reached:?}");
     }
 }
 
@@ -189,12 +156,7 @@ async fn play(stage: &Stage, keeper: Keeper, scene: Scene, name: String, options
         Scene::Free => drop(keeper.mutex(&name).with_options(options).lock().await),
         Scene::HandedOver | Scene::Told => {
             let other = stage.keeper().await;
-            let held = other
-                .mutex(&name)
-                .with_options(stage.options())
-                .lock()
-                .await
-                .unwrap();
+            let held = other.mutex(&name).with_options(stage.options()).lock().await.unwrap();
             let mut mutex = keeper.mutex(&name).with_options(options);
             if matches!(scene, Scene::Told) {
                 mutex = mutex.on_wait(|waiting| assert!(!waiting.name.as_str().is_empty()));
@@ -216,13 +178,7 @@ async fn play(stage: &Stage, keeper: Keeper, scene: Scene, name: String, options
             }
         }
         Scene::Permit => {
-            drop(
-                keeper
-                    .semaphore(&name, 3)
-                    .with_options(options)
-                    .acquire_many(2)
-                    .await,
-            );
+            drop(keeper.semaphore(&name, 3).with_options(options).acquire_many(2).await);
         }
     }
 }
@@ -235,21 +191,11 @@ pub async fn cancelling_after_every_poll_leaves_nothing(stage: &Stage) {
             let other = stage.keeper().await;
             let keeper = stage.keeper().await;
             let held = if contended {
-                Some(
-                    other
-                        .mutex(&name)
-                        .with_options(stage.options())
-                        .lock()
-                        .await
-                        .unwrap(),
-                )
+                Some(other.mutex(&name).with_options(stage.options()).lock().await.unwrap())
             } else {
                 None
             };
-            let mutex = keeper
-                .mutex(&name)
-                .with_options(stage.options())
-                .on_wait(|_| {});
+            let mutex = keeper.mutex(&name).with_options(stage.options()).on_wait(|_| {});
             let mut lock = Box::pin(mutex.lock());
             let mut held = held;
             for _ in 0..polls {
@@ -273,12 +219,7 @@ pub async fn a_cancelled_release_goes_on(stage: &Stage) {
     let name = stage.name("release");
     let (keeper, faults) = stage.faulty().await;
     let options = stage.options().with_lease(Duration::from_secs(30));
-    let guard = keeper
-        .mutex(&name)
-        .with_options(options)
-        .lock()
-        .await
-        .unwrap();
+    let guard = keeper.mutex(&name).with_options(options).lock().await.unwrap();
     let gate = Gate::closed();
     let stall = gate.clone();
     faults.plan(move |call| {
@@ -302,9 +243,7 @@ pub async fn a_dropped_guard_frees_the_name(stage: &Stage) {
     // Dropped where there is no runtime at all.
     std::thread::spawn(move || drop(guard)).join().unwrap();
     let next = two.mutex(&name).with_options(stage.options());
-    let next = within(Duration::from_secs(5), "the name to be free", next.lock())
-        .await
-        .unwrap();
+    let next = within(Duration::from_secs(5), "the name to be free", next.lock()).await.unwrap();
     assert_eq!(next.release().await.unwrap(), Released::Released);
 }
 
@@ -313,26 +252,14 @@ pub async fn closing_a_keeper_gives_everything_back(stage: &Stage) {
     let (held, waited) = (stage.name("close"), stage.name("close"));
     let (one, two) = (stage.keeper().await, stage.keeper().await);
     let options = stage.options().with_lease(Duration::from_secs(30));
-    let other = two
-        .mutex(&waited)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
-    let guard = one
-        .mutex(&held)
-        .with_options(options.clone())
-        .lock()
-        .await
-        .unwrap();
+    let other = two.mutex(&waited).with_options(stage.options()).lock().await.unwrap();
+    let guard = one.mutex(&held).with_options(options.clone()).lock().await.unwrap();
     let mutex = one.mutex(&waited).with_options(options);
     let waiter = tokio::spawn(async move { mutex.lock().await.map(drop) });
     if stage.info().ordered {
         stage.waiters(&waited, 1).await;
     }
-    within(Duration::from_secs(6), "closing", one.close())
-        .await
-        .unwrap();
+    within(Duration::from_secs(6), "closing", one.close()).await.unwrap();
     assert!(waiter.await.unwrap().is_err());
     assert!(!guard.is_held());
     stage.deserted(&held).await;
@@ -346,20 +273,12 @@ pub async fn the_last_drop_waits_for_releases_already_posted(stage: &Stage) {
     let name = stage.name("last");
     let keeper = stage.keeper().await;
     let options = stage.options().with_lease(Duration::from_secs(30));
-    let guard = keeper
-        .mutex(&name)
-        .with_options(options)
-        .lock()
-        .await
-        .unwrap();
+    let guard = keeper.mutex(&name).with_options(options).lock().await.unwrap();
     tokio::task::spawn_blocking(move || {
         drop(guard);
         drop(keeper);
     })
     .await
     .unwrap();
-    assert!(
-        stage.status(&name).await.holders.is_empty(),
-        "not given back by the drop"
-    );
+    assert!(stage.status(&name).await.holders.is_empty(), "not given back by the drop");
 }

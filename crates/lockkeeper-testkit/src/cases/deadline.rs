@@ -14,27 +14,13 @@ const SLACK: Duration = Duration::from_millis(1500);
 pub async fn the_wait_bounds_the_acquisition(stage: &Stage) {
     let name = stage.name("wait");
     let (one, two) = (stage.keeper().await, stage.keeper().await);
-    let guard = one
-        .mutex(&name)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let guard = one.mutex(&name).with_options(stage.options()).lock().await.unwrap();
     let wait = Duration::from_millis(300);
     let start = Instant::now();
     let options = stage.options().with_wait(wait);
-    let error = two
-        .mutex(&name)
-        .with_options(options)
-        .lock()
-        .await
-        .unwrap_err();
+    let error = two.mutex(&name).with_options(options).lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
-    assert!(
-        start.elapsed() >= wait && start.elapsed() < wait + SLACK,
-        "{:?}",
-        start.elapsed()
-    );
+    assert!(start.elapsed() >= wait && start.elapsed() < wait + SLACK, "{:?}", start.elapsed());
     stage.waiters(&name, 0).await;
     assert!(guard.is_held());
 }
@@ -61,33 +47,17 @@ pub async fn a_silent_engine_is_unreachable_in_time(stage: &Stage) {
     let wait = Duration::from_millis(300);
     let start = Instant::now();
     let options = stage.options().with_wait(wait);
-    let error = keeper
-        .mutex(&name)
-        .with_options(options)
-        .lock()
-        .await
-        .unwrap_err();
+    let error = keeper.mutex(&name).with_options(options).lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-    assert!(
-        start.elapsed() >= wait && start.elapsed() < wait + SLACK,
-        "{:?}",
-        start.elapsed()
-    );
+    assert!(start.elapsed() >= wait && start.elapsed() < wait + SLACK, "{:?}", start.elapsed());
 
     let start = Instant::now();
     let mutex = keeper.mutex(&name);
     let (patient, try_once) = tokio::join!(mutex.lock(), mutex.try_lock());
-    for error in [
-        patient.map(drop).unwrap_err(),
-        try_once.map(drop).unwrap_err(),
-    ] {
+    for error in [patient.map(drop).unwrap_err(), try_once.map(drop).unwrap_err()] {
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
     }
-    assert!(
-        start.elapsed() < Duration::from_secs(5) + SLACK,
-        "{:?}",
-        start.elapsed()
-    );
+    assert!(start.elapsed() < Duration::from_secs(5) + SLACK, "{:?}", start.elapsed());
     gate.open();
     stage.deserted(&name).await;
 }
@@ -103,11 +73,7 @@ pub async fn local_waiters_of_a_silent_engine_end_together(stage: &Stage) {
     for lock in futures_util::future::join_all(locks).await {
         assert_eq!(lock.unwrap_err().kind(), ErrorKind::Unreachable);
     }
-    assert!(
-        start.elapsed() < Duration::from_secs(5) + SLACK,
-        "{:?}",
-        start.elapsed()
-    );
+    assert!(start.elapsed() < Duration::from_secs(5) + SLACK, "{:?}", start.elapsed());
 }
 
 /// Once the engine has answered, an outage does not end the wait.
@@ -115,12 +81,7 @@ pub async fn an_outage_is_ridden_out_once_answered(stage: &Stage) {
     let name = stage.name("outage");
     let one = stage.keeper().await;
     let (two, faults) = stage.faulty().await;
-    let guard = one
-        .mutex(&name)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let guard = one.mutex(&name).with_options(stage.options()).lock().await.unwrap();
     let options = stage.options().with_wait(Duration::from_secs(60));
     let mutex = two.mutex(&name).with_options(options);
     let waiter = tokio::spawn(async move { mutex.lock().await });
@@ -136,11 +97,6 @@ pub async fn an_outage_is_ridden_out_once_answered(stage: &Stage) {
     assert!(!waiter.is_finished(), "gave up during the outage");
     drop(guard);
     faults.heal();
-    let guard = within(
-        Duration::from_secs(10),
-        "getting it after the outage",
-        waiter,
-    )
-    .await;
+    let guard = within(Duration::from_secs(10), "getting it after the outage", waiter).await;
     assert!(guard.unwrap().unwrap().is_held());
 }

@@ -14,12 +14,7 @@ use crate::stage::{Stage, within};
 pub async fn a_second_holder_is_refused(stage: &Stage) {
     let name = stage.name("second");
     let (one, two) = (stage.keeper().await, stage.keeper().await);
-    let guard = one
-        .mutex(&name)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let guard = one.mutex(&name).with_options(stage.options()).lock().await.unwrap();
     assert!(two.mutex(&name).try_lock().await.unwrap().is_none());
     assert!(one.mutex(&name).try_lock().await.unwrap().is_none());
     assert!(guard.is_held());
@@ -37,19 +32,12 @@ pub async fn many_tasks_of_many_keepers_never_overlap(stage: &Stage) {
     for _ in 0..3 {
         let keeper = stage.keeper().await;
         for _ in 0..4 {
-            let work = hammer(
-                keeper.clone(),
-                name.clone(),
-                stage.options(),
-                inside.clone(),
-            );
+            let work = hammer(keeper.clone(), name.clone(), stage.options(), inside.clone());
             tasks.push(tokio::spawn(work(recorder.clone(), 25)));
         }
     }
     for task in tasks {
-        within(Duration::from_secs(120), "a hammering task", task)
-            .await
-            .unwrap();
+        within(Duration::from_secs(120), "a hammering task", task).await.unwrap();
     }
     let history = recorder.history();
     assert_eq!(history.grants(&name), 3 * 4 * 25);
@@ -71,11 +59,7 @@ fn hammer(
                 let arrival = recorder.now();
                 let guard = mutex.lock().await.unwrap();
                 let entry = recorder.enter(&name, arrival, guard.token());
-                assert_eq!(
-                    inside.fetch_add(1, Ordering::SeqCst),
-                    0,
-                    "two inside {name}"
-                );
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two inside {name}");
                 tokio::task::yield_now().await;
                 guard.check().unwrap();
                 inside.fetch_sub(1, Ordering::SeqCst);
@@ -93,23 +77,13 @@ pub async fn a_silent_holder_is_followed_after_its_lease_and_not_before(stage: &
     let (one, faults) = stage.faulty().await;
     let two = stage.keeper().await;
     let start = Instant::now();
-    let first = one
-        .mutex(&name)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let first = one.mutex(&name).with_options(stage.options()).lock().await.unwrap();
     faults.plan(|_| Some(Fault::Fail));
     let second = two.mutex(&name).with_options(stage.options());
     let limit = stage.short_lease() + Duration::from_secs(4);
-    let second = within(limit, "following a silent holder", second.lock())
-        .await
-        .unwrap();
+    let second = within(limit, "following a silent holder", second.lock()).await.unwrap();
     assert!(!first.is_held(), "both hold {name}");
-    assert!(
-        start.elapsed() >= stage.short_lease(),
-        "followed before the lease was over"
-    );
+    assert!(start.elapsed() >= stage.short_lease(), "followed before the lease was over");
     assert!(second.token() > first.token());
 }
 
@@ -122,26 +96,11 @@ pub async fn min_hold_keeps_the_name_closed(stage: &Stage) {
     let options = stage.options().with_min_hold(min_hold);
     let guard = one.mutex(&name).with_options(options).lock().await.unwrap();
     assert_eq!(guard.release().await.unwrap(), Released::Released);
-    assert!(
-        two.mutex(&name).try_lock().await.unwrap().is_none(),
-        "closed, though ownerless"
-    );
+    assert!(two.mutex(&name).try_lock().await.unwrap().is_none(), "closed, though ownerless");
     let status = stage.status(&name).await;
-    assert!(
-        status.holders.is_empty() && !status.closed_for.is_zero(),
-        "{status:?}"
-    );
-    let guard = two
-        .mutex(&name)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
-    assert!(
-        start.elapsed() >= min_hold - Duration::from_millis(20),
-        "{:?}",
-        start.elapsed()
-    );
+    assert!(status.holders.is_empty() && !status.closed_for.is_zero(), "{status:?}");
+    let guard = two.mutex(&name).with_options(stage.options()).lock().await.unwrap();
+    assert!(start.elapsed() >= min_hold - Duration::from_millis(20), "{:?}", start.elapsed());
     assert!(guard.is_held());
 }
 
@@ -153,33 +112,19 @@ pub async fn lock_delay_follows_a_failed_holder_only(stage: &Stage) {
     let two = stage.keeper().await;
     let careful = stage.options().with_lock_delay(delay);
 
-    let guard = one
-        .mutex(&name)
-        .with_options(careful.clone())
-        .lock()
-        .await
-        .unwrap();
+    let guard = one.mutex(&name).with_options(careful.clone()).lock().await.unwrap();
     let _ = guard.release().await.unwrap();
     let guard = two.mutex(&name).try_lock().await.unwrap();
-    let _ = guard
-        .expect("no delay after a clean release")
-        .release()
-        .await
-        .unwrap();
+    let _ = guard.expect("no delay after a clean release").release().await.unwrap();
 
     let failing = one.mutex(&name).with_options(careful).lock().await.unwrap();
     faults.plan(|_| Some(Fault::Fail));
     let start = Instant::now();
     let limit = stage.short_lease() + delay + Duration::from_secs(4);
     let next = two.mutex(&name).with_options(stage.options());
-    let next = within(limit, "following a failed holder", next.lock())
-        .await
-        .unwrap();
+    let next = within(limit, "following a failed holder", next.lock()).await.unwrap();
     let waited = start.elapsed();
     let least = stage.short_lease() + delay - Duration::from_millis(100);
-    assert!(
-        waited >= least,
-        "followed after {waited:?}, before {least:?}"
-    );
+    assert!(waited >= least, "followed after {waited:?}, before {least:?}");
     assert!(!failing.is_held() && next.is_held());
 }

@@ -23,9 +23,7 @@ pub async fn a_lost_grant_is_found_again(stage: &Stage) {
     });
     let options = stage.options().with_lease(Duration::from_secs(30));
     let mutex = keeper.mutex(&name).with_options(options);
-    let guard = within(Duration::from_secs(4), "finding the grant", mutex.lock())
-        .await
-        .unwrap();
+    let guard = within(Duration::from_secs(4), "finding the grant", mutex.lock()).await.unwrap();
     assert!(lost.load(Ordering::Relaxed) >= 3);
     let holders = stage.status(&name).await.holders;
     assert_eq!(holders.len(), 1);
@@ -39,12 +37,7 @@ pub async fn a_lost_release_counts_as_released(stage: &Stage) {
     let name = stage.name("lost-release");
     let (keeper, faults) = stage.faulty().await;
     let options = stage.options().with_lease(Duration::from_secs(30));
-    let guard = keeper
-        .mutex(&name)
-        .with_options(options)
-        .lock()
-        .await
-        .unwrap();
+    let guard = keeper.mutex(&name).with_options(options).lock().await.unwrap();
     let lost = AtomicU32::new(0);
     faults.plan(move |call| {
         let first = call.method == Method::Release && lost.fetch_add(1, Ordering::Relaxed) == 0;
@@ -62,12 +55,7 @@ pub async fn everything_twice_changes_nothing(stage: &Stage) {
     faults.plan(|_| Some(Fault::Duplicate));
     let mut last = None;
     for _ in 0..5 {
-        let held = two
-            .mutex(&name)
-            .with_options(stage.options())
-            .lock()
-            .await
-            .unwrap();
+        let held = two.mutex(&name).with_options(stage.options()).lock().await.unwrap();
         let mutex = one.mutex(&name).with_options(stage.options());
         let waiter = tokio::spawn(async move { mutex.lock().await });
         if stage.info().ordered {
@@ -79,11 +67,7 @@ pub async fn everything_twice_changes_nothing(stage: &Stage) {
         last = Some(guard.token());
         guard.verify().await.unwrap();
         let status = stage.status(&name).await;
-        assert_eq!(
-            (status.holders.len(), status.waiters.len()),
-            (1, 0),
-            "{status:?}"
-        );
+        assert_eq!((status.holders.len(), status.waiters.len()), (1, 0), "{status:?}");
         let _ = guard.release().await.unwrap();
     }
     stage.deserted(&name).await;
@@ -122,30 +106,12 @@ pub async fn a_late_acquire_of_a_finished_claim_is_refused(stage: &Stage) {
     });
     let options = stage.options().with_lease(Duration::from_secs(30));
     let impatient = options.with_wait(Duration::from_millis(200));
-    let error = keeper
-        .mutex(&name)
-        .with_options(impatient)
-        .lock()
-        .await
-        .unwrap_err();
+    let error = keeper.mutex(&name).with_options(impatient).lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
     // The claim is released as unsure; only then does the request arrive.
-    within(
-        Duration::from_secs(12),
-        "the release",
-        faults.answered(Method::Release),
-    )
-    .await;
+    within(Duration::from_secs(12), "the release", faults.answered(Method::Release)).await;
     gate.open();
-    let answer = within(
-        Duration::from_secs(5),
-        "the late answer",
-        faults.late_answer(),
-    )
-    .await;
+    let answer = within(Duration::from_secs(5), "the late answer", faults.late_answer()).await;
     assert!(matches!(answer, Some(Standing::Gone(_))), "{answer:?}");
-    assert!(
-        stage.status(&name).await.holders.is_empty(),
-        "an orphan holds {name}"
-    );
+    assert!(stage.status(&name).await.holders.is_empty(), "an orphan holds {name}");
 }

@@ -11,12 +11,7 @@ use crate::stage::{Stage, within};
 pub async fn a_multi_lock_holds_every_name_or_none(stage: &Stage) {
     let names = [stage.name("c"), stage.name("a"), stage.name("b")];
     let (one, two) = (stage.keeper().await, stage.keeper().await);
-    let all = one
-        .multi(&names)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let all = one.multi(&names).with_options(stage.options()).lock().await.unwrap();
     assert!(all.is_held());
     let tokens = all.tokens().count();
     assert_eq!(tokens, 3);
@@ -25,20 +20,10 @@ pub async fn a_multi_lock_holds_every_name_or_none(stage: &Stage) {
     }
     let _ = all.release().await.unwrap();
 
-    let busy = two
-        .mutex(&names[1])
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let busy = two.mutex(&names[1]).with_options(stage.options()).lock().await.unwrap();
     assert!(one.multi(&names).try_lock().await.unwrap().is_none());
     let options = stage.options().with_wait(Duration::from_millis(200));
-    let error = one
-        .multi(&names)
-        .with_options(options)
-        .lock()
-        .await
-        .unwrap_err();
+    let error = one.multi(&names).with_options(options).lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     for name in [&names[0], &names[2]] {
         stage.deserted(name).await;
@@ -60,9 +45,7 @@ pub async fn opposite_orders_do_not_deadlock(stage: &Stage) {
         }));
     }
     for task in tasks {
-        within(Duration::from_secs(60), "opposite orders", task)
-            .await
-            .unwrap();
+        within(Duration::from_secs(60), "opposite orders", task).await.unwrap();
     }
 }
 
@@ -70,17 +53,9 @@ pub async fn opposite_orders_do_not_deadlock(stage: &Stage) {
 pub async fn a_multi_lock_is_lost_when_any_part_is(stage: &Stage) {
     let names = [stage.name("x"), stage.name("y")];
     let keeper = stage.keeper().await;
-    let all = keeper
-        .multi(&names)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let all = keeper.multi(&names).with_options(stage.options()).lock().await.unwrap();
     let victim = stage.status(&names[1]).await.holders.remove(0);
-    keeper
-        .revoke(&names[1], &victim, Revoke::Orderly, "one of two")
-        .await
-        .unwrap();
+    keeper.revoke(&names[1], &victim, Revoke::Orderly, "one of two").await.unwrap();
     let cause = within(Duration::from_secs(5), "the loss", all.lost()).await;
     assert!(matches!(cause, Cause::Broken { .. }), "{cause:?}");
     assert!(!all.is_held());
@@ -95,16 +70,9 @@ pub async fn a_multi_lock_refuses_nonsense(stage: &Stage) {
     let (keeper, faults) = stage.faulty().await;
     let name = stage.name("twice");
     let none: [&str; 0] = [];
-    for multi in [
-        keeper.multi(none),
-        keeper.multi([&name, &name]),
-        keeper.multi(["ok", ""]),
-    ] {
+    for multi in [keeper.multi(none), keeper.multi([&name, &name]), keeper.multi(["ok", ""])] {
         assert_eq!(multi.lock().await.unwrap_err().kind(), ErrorKind::Invalid);
-        assert_eq!(
-            multi.try_lock().await.unwrap_err().kind(),
-            ErrorKind::Invalid
-        );
+        assert_eq!(multi.try_lock().await.unwrap_err().kind(), ErrorKind::Invalid);
     }
     let many = keeper.multi((0..2000).map(|number| number.to_string()));
     assert_eq!(many.lock().await.unwrap_err().kind(), ErrorKind::Invalid);

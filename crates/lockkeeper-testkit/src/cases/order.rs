@@ -18,20 +18,12 @@ pub async fn keepers_are_served_in_the_order_of_arrival(stage: &Stage) {
     }
     let name = stage.name("fifo");
     let first = stage.keeper().await;
-    let guard = first
-        .mutex(&name)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let guard = first.mutex(&name).with_options(stage.options()).lock().await.unwrap();
     let served = Served::default();
     let mut tasks = Vec::new();
     for number in 0..6 {
         let keeper = stage.keeper().await;
-        let (mutex, served) = (
-            keeper.mutex(&name).with_options(stage.options()),
-            served.clone(),
-        );
+        let (mutex, served) = (keeper.mutex(&name).with_options(stage.options()), served.clone());
         tasks.push(tokio::spawn(async move {
             let guard = mutex.lock().await.unwrap();
             served.lock().unwrap().push(number);
@@ -42,9 +34,7 @@ pub async fn keepers_are_served_in_the_order_of_arrival(stage: &Stage) {
     }
     drop(guard);
     for task in tasks {
-        within(Duration::from_secs(20), "a waiter", task)
-            .await
-            .unwrap();
+        within(Duration::from_secs(20), "a waiter", task).await.unwrap();
     }
     assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
 }
@@ -94,18 +84,15 @@ pub async fn a_keeper_with_many_claims_overtakes_by_one_at_a_time(stage: &Stage)
             drop(guard);
         })
     };
-    let mut tasks: Vec<_> = (0..10)
-        .map(|number| serve(mutex.clone(), number, served.clone()))
-        .collect();
+    let mut tasks: Vec<_> =
+        (0..10).map(|number| serve(mutex.clone(), number, served.clone())).collect();
     stage.waiters(&name, 1).await;
     let lone = single.mutex(&name).with_options(stage.options());
     tasks.push(serve(lone, 99, served.clone()));
     stage.waiters(&name, 2).await;
     drop(guard);
     for task in tasks {
-        within(Duration::from_secs(20), "a waiter", task)
-            .await
-            .unwrap();
+        within(Duration::from_secs(20), "a waiter", task).await.unwrap();
     }
     let served = served.lock().unwrap();
     let turn = served.iter().position(|&number| number == 99).unwrap();
@@ -117,17 +104,8 @@ pub async fn a_keeper_with_many_claims_overtakes_by_one_at_a_time(stage: &Stage)
 /// A try neither jumps the queue nor leaves anything in it.
 pub async fn try_lock_never_overtakes_and_leaves_nothing(stage: &Stage) {
     let name = stage.name("try");
-    let (one, two, three) = (
-        stage.keeper().await,
-        stage.keeper().await,
-        stage.keeper().await,
-    );
-    let guard = one
-        .mutex(&name)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let (one, two, three) = (stage.keeper().await, stage.keeper().await, stage.keeper().await);
+    let guard = one.mutex(&name).with_options(stage.options()).lock().await.unwrap();
     for _ in 0..5 {
         assert!(three.mutex(&name).try_lock().await.unwrap().is_none());
     }
@@ -144,19 +122,11 @@ pub async fn try_lock_never_overtakes_and_leaves_nothing(stage: &Stage) {
     let start = Instant::now();
     while !waiter.is_finished() && start.elapsed() < Duration::from_secs(5) {
         let tried = three.mutex(&name).try_lock().await.unwrap();
-        assert!(
-            tried.is_none() || waiter.is_finished(),
-            "overtaken by a try"
-        );
+        assert!(tried.is_none() || waiter.is_finished(), "overtaken by a try");
     }
     drop(waiter.await.unwrap().unwrap());
     // The same within one keeper: a try behind a local waiter is refused.
-    let guard = two
-        .mutex(&name)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let guard = two.mutex(&name).with_options(stage.options()).lock().await.unwrap();
     let mutex = one.mutex(&name).with_options(stage.options());
     let waiter = tokio::spawn({
         let mutex = mutex.clone();
@@ -177,12 +147,7 @@ pub async fn a_dead_waiter_delays_the_queue_a_little(stage: &Stage) {
     let name = stage.name("dead-waiter");
     let (one, two) = (stage.keeper().await, stage.keeper().await);
     let (dead, faults) = stage.faulty().await;
-    let guard = one
-        .mutex(&name)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let guard = one.mutex(&name).with_options(stage.options()).lock().await.unwrap();
     let mutex = dead.mutex(&name).with_options(stage.options());
     let doomed = tokio::spawn(async move { mutex.lock().await });
     stage.waiters(&name, 1).await;
@@ -193,10 +158,7 @@ pub async fn a_dead_waiter_delays_the_queue_a_little(stage: &Stage) {
     faults.hear(|_| false);
     drop(guard);
     let limit = Duration::from_millis(2000 + 700 + 1300);
-    let guard = within(limit, "passing a dead waiter", next)
-        .await
-        .unwrap()
-        .unwrap();
+    let guard = within(limit, "passing a dead waiter", next).await.unwrap().unwrap();
     assert!(guard.is_held() && !doomed.is_finished());
     doomed.abort();
 }
@@ -205,12 +167,7 @@ pub async fn a_dead_waiter_delays_the_queue_a_little(stage: &Stage) {
 pub async fn too_many_waiters_are_refused(stage: &Stage) {
     let name = stage.name("crowded");
     let (one, two) = (stage.keeper().await, stage.keeper().await);
-    let guard = one
-        .mutex(&name)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let guard = one.mutex(&name).with_options(stage.options()).lock().await.unwrap();
     let options = stage.options().with_max_waiters(2);
     let mutex = two.mutex(&name).with_options(options.clone());
     let mut waiters = Vec::new();
@@ -233,12 +190,7 @@ pub async fn too_many_waiters_are_refused(stage: &Stage) {
             stage.waiters(&name, count).await;
         }
         let keeper = stage.keeper().await;
-        let error = keeper
-            .mutex(&name)
-            .with_options(options)
-            .lock()
-            .await
-            .unwrap_err();
+        let error = keeper.mutex(&name).with_options(options).lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TooMany, "{error}");
         for task in tasks {
             task.abort();

@@ -18,37 +18,20 @@ pub async fn a_latch_opens_at_zero_for_everyone(stage: &Stage) {
     assert!(latch.set(2).await.unwrap());
     let mut waiters = Vec::new();
     for _ in 0..4 {
-        let other = stage
-            .keeper()
-            .await
-            .latch(&name)
-            .with_options(stage.options());
+        let other = stage.keeper().await.latch(&name).with_options(stage.options());
         waiters.push(tokio::spawn(async move { other.wait().await }));
     }
     assert_eq!(latch.count_down("one").await.unwrap(), Some(1));
-    assert_eq!(
-        latch.count_down("one").await.unwrap(),
-        Some(1),
-        "counted twice"
-    );
-    assert!(
-        waiters.iter().all(|waiter| !waiter.is_finished()),
-        "open too early"
-    );
+    assert_eq!(latch.count_down("one").await.unwrap(), Some(1), "counted twice");
+    assert!(waiters.iter().all(|waiter| !waiter.is_finished()), "open too early");
     let start = Instant::now();
     assert_eq!(latch.count_down("two").await.unwrap(), Some(0));
     for waiter in waiters {
-        let opened = within(Duration::from_secs(5), "the latch", waiter)
-            .await
-            .unwrap()
-            .unwrap();
+        let opened = within(Duration::from_secs(5), "the latch", waiter).await.unwrap().unwrap();
         assert_eq!(opened, Opened::Open);
     }
     if !stage.info().polled {
-        assert!(
-            start.elapsed() < Duration::from_secs(2),
-            "woken by re-polls only"
-        );
+        assert!(start.elapsed() < Duration::from_secs(2), "woken by re-polls only");
     }
     assert_eq!(latch.wait().await.unwrap(), Opened::Open);
     assert_eq!(latch.count_down("three").await.unwrap(), Some(0));
@@ -63,19 +46,12 @@ pub async fn a_latch_that_is_removed_is_gone(stage: &Stage) {
     let keeper = stage.keeper().await;
     let latch = keeper.latch(&name).with_options(stage.options());
     assert!(latch.set(1).await.unwrap());
-    let other = stage
-        .keeper()
-        .await
-        .latch(&name)
-        .with_options(stage.options());
+    let other = stage.keeper().await.latch(&name).with_options(stage.options());
     let waiter = tokio::spawn(async move { other.wait().await });
     let watched = Duration::from_millis(300);
     tokio::time::sleep(watched).await;
     latch.remove().await.unwrap();
-    let opened = within(Duration::from_secs(5), "the removal", waiter)
-        .await
-        .unwrap()
-        .unwrap();
+    let opened = within(Duration::from_secs(5), "the removal", waiter).await.unwrap().unwrap();
     assert_eq!(opened, Opened::Gone);
     assert_eq!(latch.remaining().await.unwrap(), None);
     assert_eq!(latch.count_down("late").await.unwrap(), None);
@@ -90,12 +66,7 @@ pub async fn a_latch_can_be_waited_for_before_it_is_set(stage: &Stage) {
     let keeper = stage.keeper().await;
     let latch = keeper.latch(&name).with_options(stage.options());
     let short = stage.options().with_wait(Duration::from_millis(200));
-    let error = keeper
-        .latch(&name)
-        .with_options(short)
-        .wait()
-        .await
-        .unwrap_err();
+    let error = keeper.latch(&name).with_options(short).wait().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     let waiter = tokio::spawn({
         let latch = latch.clone();
@@ -103,10 +74,7 @@ pub async fn a_latch_can_be_waited_for_before_it_is_set(stage: &Stage) {
     });
     assert!(latch.set(1).await.unwrap());
     latch.count_down("x").await.unwrap();
-    let opened = within(Duration::from_secs(5), "the latch", waiter)
-        .await
-        .unwrap()
-        .unwrap();
+    let opened = within(Duration::from_secs(5), "the latch", waiter).await.unwrap().unwrap();
     assert_eq!(opened, Opened::Open);
 }
 
@@ -116,26 +84,17 @@ pub async fn a_latch_is_never_reset_while_closed(stage: &Stage) {
         return;
     }
     let name = stage.name("latch-set");
-    let (one, two) = (
-        stage.keeper().await.latch(&name),
-        stage.keeper().await.latch(&name),
-    );
+    let (one, two) = (stage.keeper().await.latch(&name), stage.keeper().await.latch(&name));
     assert!(one.set(2).await.unwrap());
     one.count_down("a").await.unwrap();
-    assert!(
-        !two.set(5).await.unwrap(),
-        "a count-down in progress was reset"
-    );
+    assert!(!two.set(5).await.unwrap(), "a count-down in progress was reset");
     assert_eq!(two.count_down("b").await.unwrap(), Some(0));
     assert!(two.set(5).await.unwrap());
     assert_eq!(one.remaining().await.unwrap(), Some(5));
     for count in [0, lockkeeper::Latch::MAX_COUNT + 1] {
         assert_eq!(one.set(count).await.unwrap_err().kind(), ErrorKind::Invalid);
     }
-    assert_eq!(
-        one.count_down("").await.unwrap_err().kind(),
-        ErrorKind::Invalid
-    );
+    assert_eq!(one.count_down("").await.unwrap_err().kind(), ErrorKind::Invalid);
 }
 
 /// A latch is kept for its time after the last change, then it is absent.
@@ -149,10 +108,7 @@ pub async fn a_latch_ends_when_its_time_is_over(stage: &Stage) {
     assert_eq!(latch.count_down("x").await.unwrap(), Some(0));
     assert_eq!(latch.remaining().await.unwrap(), Some(0));
     let gone = async || latch.remaining().await.unwrap().is_none();
-    assert!(
-        crate::eventually(Duration::from_secs(6), gone).await,
-        "kept for ever"
-    );
+    assert!(crate::eventually(Duration::from_secs(6), gone).await, "kept for ever");
 }
 
 /// A fence keeps the highest token it has seen and refuses lower ones.
@@ -161,10 +117,7 @@ pub async fn a_fence_refuses_what_is_stale(stage: &Stage) {
         return;
     }
     let name = stage.name("fence");
-    let (one, two) = (
-        stage.keeper().await.fence(&name),
-        stage.keeper().await.fence(&name),
-    );
+    let (one, two) = (stage.keeper().await.fence(&name), stage.keeper().await.fence(&name));
     assert_eq!(one.highest().await.unwrap(), None);
     one.check(Token::new(17)).await.unwrap();
     two.check(Token::new(17)).await.unwrap();

@@ -15,23 +15,16 @@ pub async fn status_tells_who_holds_and_who_waits(stage: &Stage) {
     let guard = one.mutex(&name).with_options(options).lock().await.unwrap();
     let status = stage.status(&name).await;
     assert_eq!(status.kind, Some(lockkeeper::engine::Kind::Mutex));
-    let [holder] = &status.holders[..] else {
-        panic!("{status:?}")
-    };
+    let [holder] = &status.holders[..] else { panic!("{status:?}") };
     assert_eq!(holder.claim, guard.claim_id());
     assert_eq!(holder.token, Some(guard.token()));
-    assert_eq!(
-        (&*holder.about.who, &*holder.about.note),
-        ("alice", "release 2.14")
-    );
+    assert_eq!((&*holder.about.who, &*holder.about.note), ("alice", "release 2.14"));
     assert_eq!(holder.about.pid, std::process::id());
     assert!(!holder.about.host.is_empty());
     assert!(holder.age < Duration::from_secs(60) && !holder.revoked);
     assert!(holder.lease_left <= stage.short_lease().max(stage.info().min_lease));
     if stage.info().ordered {
-        let mutex = two
-            .mutex(&name)
-            .with_options(stage.options().with_note("waits"));
+        let mutex = two.mutex(&name).with_options(stage.options().with_note("waits"));
         let waiter = tokio::spawn(async move { mutex.lock().await });
         stage.waiters(&name, 1).await;
         assert_eq!(stage.status(&name).await.waiters[0].about.note, "waits");
@@ -61,11 +54,7 @@ pub async fn a_waiter_is_told_whom_it_waits_for(stage: &Stage) {
         let at = |ahead| told.iter().any(|waiting| waiting.ahead == Some(ahead));
         at(0) && at(1)
     };
-    assert!(
-        eventually(Duration::from_secs(8), both).await,
-        "{:?}",
-        told.lock().unwrap()
-    );
+    assert!(eventually(Duration::from_secs(8), both).await, "{:?}", told.lock().unwrap());
     let news = told.lock().unwrap()[0].clone();
     assert_eq!(news.name.as_str(), name);
     assert_eq!(news.holders[0].about.who, "bob");
@@ -84,14 +73,7 @@ pub async fn a_listing_has_pages(stage: &Stage) {
     let mut expected = Vec::new();
     for number in 0..7 {
         let name = format!("{prefix}/é{number}");
-        guards.push(
-            keeper
-                .mutex(&name)
-                .with_options(stage.options())
-                .lock()
-                .await
-                .unwrap(),
-        );
+        guards.push(keeper.mutex(&name).with_options(stage.options()).lock().await.unwrap());
         expected.push(name);
     }
     let _elsewhere = keeper.mutex(stage.name("other")).lock().await.unwrap();
@@ -112,17 +94,7 @@ pub async fn a_listing_has_pages(stage: &Stage) {
     listed.sort();
     assert_eq!(listed, expected);
     drop(guards);
-    let empty = async || {
-        keeper
-            .list(&prefix, None, 10)
-            .await
-            .unwrap()
-            .entries
-            .is_empty()
-    };
-    assert!(
-        eventually(Duration::from_secs(5), empty).await,
-        "free names are still listed"
-    );
+    let empty = async || keeper.list(&prefix, None, 10).await.unwrap().entries.is_empty();
+    assert!(eventually(Duration::from_secs(5), empty).await, "free names are still listed");
     assert!(keeper.list("", None, 0).await.is_err());
 }

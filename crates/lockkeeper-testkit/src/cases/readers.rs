@@ -47,9 +47,7 @@ pub async fn readers_share_and_writers_do_not(stage: &Stage) {
         }
     }
     for task in tasks {
-        within(Duration::from_secs(120), "readers and writers", task)
-            .await
-            .unwrap();
+        within(Duration::from_secs(120), "readers and writers", task).await.unwrap();
     }
     let keeper = stage.keeper().await;
     let lock = keeper.rwlock(&name).with_options(stage.options());
@@ -65,38 +63,20 @@ pub async fn readers_wait_behind_a_waiting_writer(stage: &Stage) {
         return;
     }
     let name = stage.name("rw-order");
-    let (one, two, three) = (
-        stage.keeper().await,
-        stage.keeper().await,
-        stage.keeper().await,
-    );
-    let read = one
-        .rwlock(&name)
-        .with_options(stage.options())
-        .read()
-        .await
-        .unwrap();
+    let (one, two, three) = (stage.keeper().await, stage.keeper().await, stage.keeper().await);
+    let read = one.rwlock(&name).with_options(stage.options()).read().await.unwrap();
     let lock = two.rwlock(&name).with_options(stage.options());
     let writer = tokio::spawn(async move { lock.write().await });
     stage.waiters(&name, 1).await;
     let lock = three.rwlock(&name).with_options(stage.options());
-    assert!(
-        lock.try_read().await.unwrap().is_none(),
-        "a try overtook the writer"
-    );
+    assert!(lock.try_read().await.unwrap().is_none(), "a try overtook the writer");
     let reader = tokio::spawn(async move { lock.read().await });
     stage.waiters(&name, 2).await;
     drop(read);
-    let write = within(Duration::from_secs(8), "the writer", writer)
-        .await
-        .unwrap()
-        .unwrap();
+    let write = within(Duration::from_secs(8), "the writer", writer).await.unwrap().unwrap();
     assert!(!reader.is_finished(), "a reader beside the writer");
     drop(write);
-    let _ = within(Duration::from_secs(8), "the reader", reader)
-        .await
-        .unwrap()
-        .unwrap();
+    let _ = within(Duration::from_secs(8), "the reader", reader).await.unwrap().unwrap();
 }
 
 /// Stepping down lets waiting readers in, and no writer in between.
@@ -105,17 +85,8 @@ pub async fn stepping_down_lets_readers_in_and_no_writer(stage: &Stage) {
         return;
     }
     let name = stage.name("down");
-    let (one, two, three) = (
-        stage.keeper().await,
-        stage.keeper().await,
-        stage.keeper().await,
-    );
-    let write = one
-        .rwlock(&name)
-        .with_options(stage.options())
-        .write()
-        .await
-        .unwrap();
+    let (one, two, three) = (stage.keeper().await, stage.keeper().await, stage.keeper().await);
+    let write = one.rwlock(&name).with_options(stage.options()).write().await.unwrap();
     let lock = two.rwlock(&name).with_options(stage.options());
     let reader = tokio::spawn(async move { lock.read().await });
     if stage.info().ordered {
@@ -138,10 +109,7 @@ pub async fn stepping_down_lets_readers_in_and_no_writer(stage: &Stage) {
     } else {
         drop(read);
     }
-    let write = within(Duration::from_secs(12), "the writer", writer)
-        .await
-        .unwrap()
-        .unwrap();
+    let write = within(Duration::from_secs(12), "the writer", writer).await.unwrap().unwrap();
     assert!(write.token() > token);
 }
 
@@ -171,9 +139,7 @@ pub async fn permits_never_exceed_the_capacity(stage: &Stage) {
         }));
     }
     for task in tasks {
-        within(Duration::from_secs(120), "a permit", task)
-            .await
-            .unwrap();
+        within(Duration::from_secs(120), "a permit", task).await.unwrap();
     }
     stage.deserted(&name).await;
 }
@@ -184,35 +150,22 @@ pub async fn a_large_claim_is_not_starved(stage: &Stage) {
         return;
     }
     let name = stage.name("large");
-    let (one, two, three) = (
-        stage.keeper().await,
-        stage.keeper().await,
-        stage.keeper().await,
-    );
+    let (one, two, three) = (stage.keeper().await, stage.keeper().await, stage.keeper().await);
     let semaphore =
         |keeper: &lockkeeper::Keeper| keeper.semaphore(&name, 3).with_options(stage.options());
     let first = semaphore(&one).acquire().await.unwrap();
     let large = semaphore(&two);
     let large = tokio::spawn(async move { large.acquire_many(3).await });
     stage.waiters(&name, 1).await;
-    assert!(
-        semaphore(&three).try_acquire().await.unwrap().is_none(),
-        "overtook the large one"
-    );
+    assert!(semaphore(&three).try_acquire().await.unwrap().is_none(), "overtook the large one");
     let small = semaphore(&three);
     let small = tokio::spawn(async move { small.acquire().await });
     stage.waiters(&name, 2).await;
     drop(first);
-    let large = within(Duration::from_secs(8), "the large claim", large)
-        .await
-        .unwrap()
-        .unwrap();
+    let large = within(Duration::from_secs(8), "the large claim", large).await.unwrap().unwrap();
     assert!(!small.is_finished());
     drop(large);
-    let _ = within(Duration::from_secs(8), "the small claim", small)
-        .await
-        .unwrap()
-        .unwrap();
+    let _ = within(Duration::from_secs(8), "the small claim", small).await.unwrap().unwrap();
 }
 
 /// The capacity is stored: another one is refused and named; changing it is
@@ -236,9 +189,7 @@ pub async fn a_changed_capacity_is_told(stage: &Stage) {
     }
     semaphore.set_capacity(2).await.unwrap();
     if stage.info().ordered {
-        let second = within(Duration::from_secs(8), "the new permit", waiter)
-            .await
-            .unwrap();
+        let second = within(Duration::from_secs(8), "the new permit", waiter).await.unwrap();
         let second = second.unwrap();
         assert!(semaphore.try_acquire().await.unwrap().is_none());
         drop(second);
@@ -249,10 +200,7 @@ pub async fn a_changed_capacity_is_told(stage: &Stage) {
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains('2'), "{error}");
     drop(permit);
-    assert_eq!(
-        semaphore.set_capacity(0).await.unwrap_err().kind(),
-        ErrorKind::Invalid
-    );
+    assert_eq!(semaphore.set_capacity(0).await.unwrap_err().kind(), ErrorKind::Invalid);
 }
 
 /// A permit whose holder fell silent comes back after its lease.
@@ -268,8 +216,6 @@ pub async fn permits_of_the_dead_come_back(stage: &Stage) {
     faults.plan(|_| Some(Fault::Fail));
     let semaphore = keeper.semaphore(&name, 2).with_options(stage.options());
     let limit = stage.short_lease() + Duration::from_secs(4);
-    let permits = within(limit, "the permits", semaphore.acquire_many(2))
-        .await
-        .unwrap();
+    let permits = within(limit, "the permits", semaphore.acquire_many(2)).await.unwrap();
     assert!(permits.is_held() && !lost.is_held());
 }

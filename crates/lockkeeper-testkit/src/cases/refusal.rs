@@ -9,17 +9,8 @@ use crate::stage::Stage;
 
 /// What the engine does not list it refuses; what it lists it does.
 pub async fn what_the_engine_cannot_do_is_refused_by_name(stage: &Stage) {
-    let kinds = [
-        Kind::Mutex,
-        Kind::ReadWrite,
-        Kind::Semaphore,
-        Kind::Latch,
-        Kind::Fence,
-    ];
-    assert!(
-        stage.info().kinds.contains(&Kind::Mutex),
-        "an engine without a mutex is none"
-    );
+    let kinds = [Kind::Mutex, Kind::ReadWrite, Kind::Semaphore, Kind::Latch, Kind::Fence];
+    assert!(stage.info().kinds.contains(&Kind::Mutex), "an engine without a mutex is none");
     for kind in kinds {
         if stage.refuses(kind).await {
             continue;
@@ -30,11 +21,7 @@ pub async fn what_the_engine_cannot_do_is_refused_by_name(stage: &Stage) {
             Kind::ReadWrite => drop(keeper.rwlock(&name).read().await.unwrap()),
             Kind::Semaphore => drop(keeper.semaphore(&name, 1).acquire().await.unwrap()),
             Kind::Latch => assert!(keeper.latch(&name).set(1).await.unwrap()),
-            Kind::Fence => keeper
-                .fence(&name)
-                .check(lockkeeper::Token::new(1))
-                .await
-                .unwrap(),
+            Kind::Fence => keeper.fence(&name).check(lockkeeper::Token::new(1)).await.unwrap(),
         }
     }
 }
@@ -43,12 +30,7 @@ pub async fn what_the_engine_cannot_do_is_refused_by_name(stage: &Stage) {
 pub async fn another_kind_on_a_name_is_invalid(stage: &Stage) {
     let name = stage.name("kinds");
     let keeper = stage.keeper().await;
-    let guard = keeper
-        .mutex(&name)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let guard = keeper.mutex(&name).with_options(stage.options()).lock().await.unwrap();
     let other = stage.keeper().await;
     let check = |kind: Kind, outcome: lockkeeper::Result<()>| {
         if stage.info().kinds.contains(&kind) {
@@ -57,15 +39,9 @@ pub async fn another_kind_on_a_name_is_invalid(stage: &Stage) {
             assert!(error.to_string().contains("mutex"), "{error}");
         }
     };
-    check(
-        Kind::ReadWrite,
-        other.rwlock(&name).try_read().await.map(drop),
-    );
+    check(Kind::ReadWrite, other.rwlock(&name).try_read().await.map(drop));
     check(Kind::ReadWrite, other.rwlock(&name).write().await.map(drop));
-    check(
-        Kind::Semaphore,
-        other.semaphore(&name, 2).try_acquire().await.map(drop),
-    );
+    check(Kind::Semaphore, other.semaphore(&name, 2).try_acquire().await.map(drop));
     check(Kind::Latch, other.latch(&name).set(1).await.map(drop));
     guard.verify().await.unwrap();
 }
@@ -77,21 +53,12 @@ pub async fn another_capacity_is_invalid_and_named(stage: &Stage) {
     }
     let name = stage.name("capacities");
     let keeper = stage.keeper().await;
-    let permit = keeper
-        .semaphore(&name, 3)
-        .with_options(stage.options())
-        .acquire()
-        .await
-        .unwrap();
+    let permit = keeper.semaphore(&name, 3).with_options(stage.options()).acquire().await.unwrap();
     let error = keeper.semaphore(&name, 5).try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains('3'), "{error}");
     for (count, of) in [(0, 3), (4, 3), (1, 0), (1, u32::MAX)] {
-        let error = keeper
-            .semaphore(&name, of)
-            .acquire_many(count)
-            .await
-            .unwrap_err();
+        let error = keeper.semaphore(&name, of).acquire_many(count).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     }
     drop(permit);
@@ -103,9 +70,7 @@ pub async fn upgrading_is_refused(stage: &Stage) {
         return;
     }
     let keeper = stage.keeper().await;
-    let lock = keeper
-        .rwlock(stage.name("upgrade"))
-        .with_options(stage.options());
+    let lock = keeper.rwlock(stage.name("upgrade")).with_options(stage.options());
     let read = lock.read().await.unwrap();
     let error = read.upgrade().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -153,12 +118,7 @@ pub async fn any_text_is_a_name_and_all_differ(stage: &Stage) {
     let names = names.chain([long("x"), long("é"), long("日")]);
     let mut guards = Vec::new();
     for name in names.map(|text| format!("{unique}{text}")) {
-        let guard = keeper
-            .mutex(&name)
-            .with_options(stage.options())
-            .try_lock()
-            .await
-            .unwrap();
+        let guard = keeper.mutex(&name).with_options(stage.options()).try_lock().await.unwrap();
         let guard = guard.unwrap_or_else(|| panic!("{name:?} met another name"));
         assert_eq!(stage.status(&name).await.holders[0].claim, guard.claim_id());
         guards.push(guard);
@@ -166,10 +126,6 @@ pub async fn any_text_is_a_name_and_all_differ(stage: &Stage) {
     let listed = keeper.list(&unique, None, 1000).await.unwrap().entries;
     assert_eq!(listed.len(), guards.len());
     for guard in &guards {
-        assert!(
-            listed.iter().any(|entry| entry.name == *guard.name()),
-            "{:?}",
-            guard.name()
-        );
+        assert!(listed.iter().any(|entry| entry.name == *guard.name()), "{:?}", guard.name());
     }
 }

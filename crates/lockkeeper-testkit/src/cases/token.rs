@@ -12,12 +12,7 @@ pub async fn tokens_grow_over_release_expiry_and_break(stage: &Stage) {
     let (one, faults) = stage.faulty().await;
     let two = stage.keeper().await;
     let lock = async |keeper: &lockkeeper::Keeper| {
-        keeper
-            .mutex(&name)
-            .with_options(stage.options())
-            .lock()
-            .await
-            .unwrap()
+        keeper.mutex(&name).with_options(stage.options()).lock().await.unwrap()
     };
     let mut last = Token::ZERO;
     let mut grew = |token: Token, after: &str| {
@@ -35,9 +30,7 @@ pub async fn tokens_grow_over_release_expiry_and_break(stage: &Stage) {
     faults.heal();
     for how in [Revoke::Orderly, Revoke::Now] {
         let victim = stage.status(&name).await.holders.remove(0);
-        two.revoke(&name, &victim, how, "for the token")
-            .await
-            .unwrap();
+        two.revoke(&name, &victim, how, "for the token").await.unwrap();
         let guard = lock(&one).await;
         grew(guard.token(), "a break");
         // The next round breaks this one.
@@ -52,12 +45,7 @@ pub async fn tokens_grow_over_many_cycles(stage: &Stage) {
     let mut last = Token::ZERO;
     for round in 0..100 {
         let keeper = if round % 3 == 0 { &one } else { &two };
-        let guard = keeper
-            .mutex(&name)
-            .with_options(stage.options())
-            .lock()
-            .await
-            .unwrap();
+        let guard = keeper.mutex(&name).with_options(stage.options()).lock().await.unwrap();
         assert!(guard.token() > last, "{} after {last}", guard.token());
         last = guard.token();
         assert!(one.mutex(&name).try_lock().await.unwrap().is_none());
@@ -77,23 +65,11 @@ pub async fn re_entry_keeps_the_token(stage: &Stage) {
     let inner = mutex.lock_as(&me).await.unwrap();
     let third = mutex.try_lock_as(&me).await.unwrap().unwrap();
     assert_eq!(faults.calls(), calls, "re-entry asked the engine");
-    assert_eq!(
-        (outer.token(), inner.token()),
-        (third.token(), third.token())
-    );
+    assert_eq!((outer.token(), inner.token()), (third.token(), third.token()));
     drop(third);
     assert!(mutex.try_lock_as(&Reentry::new()).await.unwrap().is_none());
     assert_eq!(outer.release().await.unwrap(), Released::StillHeld);
-    assert!(
-        stage
-            .keeper()
-            .await
-            .mutex(&name)
-            .try_lock()
-            .await
-            .unwrap()
-            .is_none()
-    );
+    assert!(stage.keeper().await.mutex(&name).try_lock().await.unwrap().is_none());
 
     faults.plan(|_| Some(Fault::Fail));
     let _ = inner.lost().await;
@@ -114,9 +90,7 @@ pub async fn re_entry_keeps_the_token(stage: &Stage) {
 pub async fn readers_and_permits_have_no_token(stage: &Stage) {
     let keeper = stage.keeper().await;
     if !stage.refuses(Kind::ReadWrite).await {
-        let lock = keeper
-            .rwlock(stage.name("no-token"))
-            .with_options(stage.options());
+        let lock = keeper.rwlock(stage.name("no-token")).with_options(stage.options());
         let read = lock.read().await.unwrap();
         assert_eq!(read.token(), None);
         drop(read);
@@ -127,27 +101,16 @@ pub async fn readers_and_permits_have_no_token(stage: &Stage) {
     }
     if !stage.refuses(Kind::Semaphore).await {
         let name = stage.name("no-token");
-        let permit = keeper
-            .semaphore(&name, 2)
-            .with_options(stage.options())
-            .acquire()
-            .await;
+        let permit = keeper.semaphore(&name, 2).with_options(stage.options()).acquire().await;
         let permit = permit.unwrap();
         assert_eq!(stage.status(&name).await.holders[0].token, None);
-        assert_eq!(
-            stage.status(&name).await.holders[0].claim,
-            permit.claim_id()
-        );
+        assert_eq!(stage.status(&name).await.holders[0].claim, permit.claim_id());
     }
 }
 
 /// In the blocking face a thread re-enters what it holds, and another does not.
 pub async fn a_thread_re_enters_its_lock(stage: &Stage) {
-    let (url, name, options) = (
-        stage.url().to_owned(),
-        stage.name("thread"),
-        stage.options(),
-    );
+    let (url, name, options) = (stage.url().to_owned(), stage.name("thread"), stage.options());
     let work = move || {
         let keeper = lockkeeper::blocking::Keeper::connect(&url).unwrap();
         let mutex = keeper.mutex(&name).with_options(options);

@@ -17,21 +17,13 @@ pub async fn a_push_alone_hands_the_lock_over(stage: &Stage) {
     let name = stage.name("push");
     let one = stage.keeper().await;
     let (two, faults) = stage.faulty().await;
-    let guard = one
-        .mutex(&name)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let guard = one.mutex(&name).with_options(stage.options()).lock().await.unwrap();
     let mutex = two.mutex(&name).with_options(stage.options());
     let waiter = tokio::spawn(async move { mutex.lock().await });
     stage.waiters(&name, 1).await;
     faults.plan(|call| (call.method == Method::Renew).then_some(Fault::Fail));
     drop(guard);
-    let guard = within(Duration::from_secs(1), "the push", waiter)
-        .await
-        .unwrap()
-        .unwrap();
+    let guard = within(Duration::from_secs(1), "the push", waiter).await.unwrap().unwrap();
     assert!(guard.is_held());
     faults.heal();
     guard.verify().await.unwrap();
@@ -43,12 +35,7 @@ pub async fn a_missed_push_costs_one_re_poll_at_most(stage: &Stage) {
     let one = stage.keeper().await;
     let (two, faults) = stage.faulty().await;
     faults.hear(|_| false);
-    let guard = one
-        .mutex(&name)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let guard = one.mutex(&name).with_options(stage.options()).lock().await.unwrap();
     let mutex = two.mutex(&name).with_options(stage.options());
     let waiter = tokio::spawn(async move { mutex.lock().await });
     if stage.info().ordered {
@@ -58,15 +45,8 @@ pub async fn a_missed_push_costs_one_re_poll_at_most(stage: &Stage) {
     }
     let start = Instant::now();
     drop(guard);
-    let guard = within(Duration::from_secs(4), "the re-poll", waiter)
-        .await
-        .unwrap()
-        .unwrap();
-    assert!(
-        start.elapsed() < Duration::from_millis(2500),
-        "{:?}",
-        start.elapsed()
-    );
+    let guard = within(Duration::from_secs(4), "the re-poll", waiter).await.unwrap().unwrap();
+    assert!(start.elapsed() < Duration::from_millis(2500), "{:?}", start.elapsed());
     assert!(guard.is_held());
 }
 
@@ -77,12 +57,7 @@ pub async fn one_release_wakes_one_waiter(stage: &Stage) {
     }
     let name = stage.name("herd");
     let first = stage.keeper().await;
-    let guard = first
-        .mutex(&name)
-        .with_options(stage.options())
-        .lock()
-        .await
-        .unwrap();
+    let guard = first.mutex(&name).with_options(stage.options()).lock().await.unwrap();
     let pushes = Arc::new(AtomicU32::new(0));
     let mut waiters = Vec::new();
     for number in 0..8 {
@@ -93,22 +68,14 @@ pub async fn one_release_wakes_one_waiter(stage: &Stage) {
             true
         });
         let mutex = keeper.mutex(&name).with_options(stage.options());
-        waiters.push(tokio::spawn(async move {
-            (mutex.lock().await.unwrap(), keeper)
-        }));
+        waiters.push(tokio::spawn(async move { (mutex.lock().await.unwrap(), keeper) }));
         stage.waiters(&name, number + 1).await;
     }
     assert_eq!(pushes.load(Ordering::SeqCst), 0);
     drop(guard);
     for (number, waiter) in waiters.into_iter().enumerate() {
-        let next = within(Duration::from_secs(8), "the next waiter", waiter)
-            .await
-            .unwrap();
-        assert_eq!(
-            pushes.load(Ordering::SeqCst),
-            number as u32 + 1,
-            "more than one was woken"
-        );
+        let next = within(Duration::from_secs(8), "the next waiter", waiter).await.unwrap();
+        assert_eq!(pushes.load(Ordering::SeqCst), number as u32 + 1, "more than one was woken");
         drop(next);
     }
     stage.deserted(&name).await;
@@ -121,30 +88,17 @@ pub async fn a_release_wakes_a_batch_of_readers(stage: &Stage) {
     }
     let name = stage.name("batch");
     let first = stage.keeper().await;
-    let write = first
-        .rwlock(&name)
-        .with_options(stage.options())
-        .write()
-        .await
-        .unwrap();
+    let write = first.rwlock(&name).with_options(stage.options()).write().await.unwrap();
     let mut readers = Vec::new();
     for number in 0..4 {
-        let lock = stage
-            .keeper()
-            .await
-            .rwlock(&name)
-            .with_options(stage.options());
+        let lock = stage.keeper().await.rwlock(&name).with_options(stage.options());
         readers.push(tokio::spawn(async move { lock.read().await.unwrap() }));
         stage.waiters(&name, number + 1).await;
     }
     drop(write);
     let mut inside = Vec::new();
     for reader in readers {
-        inside.push(
-            within(Duration::from_secs(8), "a reader", reader)
-                .await
-                .unwrap(),
-        );
+        inside.push(within(Duration::from_secs(8), "a reader", reader).await.unwrap());
     }
     assert!(inside.iter().all(|guard| guard.is_held()));
 }

@@ -13,9 +13,7 @@ use lockkeeper_testkit::history::{Recorder, Register};
 /// A keeper whose driver runs on this very runtime, on a paused clock.
 async fn simulated() -> (Keeper, Faults) {
     let faults = Faults::around(Memory::private());
-    let keeper = Keeper::on_this_runtime(faults.clone(), Clock::tokio())
-        .await
-        .unwrap();
+    let keeper = Keeper::on_this_runtime(faults.clone(), Clock::tokio()).await.unwrap();
     (keeper, faults)
 }
 
@@ -32,9 +30,7 @@ async fn an_hour_of_keep_alive_misses_nothing() {
         None
     });
     let lease = Duration::from_secs(30);
-    let mutex = keeper
-        .mutex("hour")
-        .with_options(LockOptions::default().with_lease(lease));
+    let mutex = keeper.mutex("hour").with_options(LockOptions::default().with_lease(lease));
     let guard = mutex.lock().await.unwrap();
     let (mut least, mut looks) = (lease, 0_u32);
     while start.elapsed() < Duration::from_secs(3600) {
@@ -49,21 +45,11 @@ async fn an_hour_of_keep_alive_misses_nothing() {
     for pair in renewals.windows(2) {
         let gap = pair[1] - pair[0];
         let third = lease / 3;
-        assert!(
-            gap >= third && gap <= third + Duration::from_millis(5),
-            "a gap of {gap:?}"
-        );
+        assert!(gap >= third && gap <= third + Duration::from_millis(5), "a gap of {gap:?}");
     }
-    assert!(
-        (359..=360).contains(&(renewals.len() - 1)),
-        "{} renewals",
-        renewals.len() - 1
-    );
+    assert!((359..=360).contains(&(renewals.len() - 1)), "{} renewals", renewals.len() - 1);
     // Renewed at a third, so two thirds minus the margin are left at worst.
-    assert!(
-        least >= lease * 2 / 3 - Duration::from_millis(400),
-        "only {least:?} were left"
-    );
+    assert!(least >= lease * 2 / 3 - Duration::from_millis(400), "only {least:?} were left");
     assert_eq!(guard.release().await.unwrap(), Released::Released);
 }
 
@@ -71,9 +57,7 @@ async fn an_hour_of_keep_alive_misses_nothing() {
 async fn a_silent_engine_is_a_risk_at_half_the_lease_and_a_loss_before_its_end() {
     let (keeper, faults) = simulated().await;
     let lease = Duration::from_secs(30);
-    let mutex = keeper
-        .mutex("silent")
-        .with_options(LockOptions::default().with_lease(lease));
+    let mutex = keeper.mutex("silent").with_options(LockOptions::default().with_lease(lease));
     let guard = mutex.lock().await.unwrap();
     let granted = tokio::time::Instant::now();
     let gate = Gate::closed();
@@ -81,10 +65,7 @@ async fn a_silent_engine_is_a_risk_at_half_the_lease_and_a_loss_before_its_end()
     faults.plan(move |_| Some(Fault::StallBefore(stall.clone())));
     assert_eq!(guard.at_risk().await, State::AtRisk);
     let risk = granted.elapsed();
-    assert!(
-        risk >= lease / 2 - Duration::from_millis(400) && risk <= lease / 2,
-        "{risk:?}"
-    );
+    assert!(risk >= lease / 2 - Duration::from_millis(400) && risk <= lease / 2, "{risk:?}");
     assert!(guard.is_held());
     assert_eq!(guard.lost().await, Cause::Expired);
     let loss = granted.elapsed();
@@ -130,12 +111,7 @@ async fn the_earliest_deadline_is_renewed_first() {
         guards.push(keeper.mutex(format!("edf/{number}")).lock().await.unwrap());
     }
     let short = LockOptions::default().with_lease(Duration::from_secs(12));
-    let urgent = keeper
-        .mutex("urgent")
-        .with_options(short)
-        .lock()
-        .await
-        .unwrap();
+    let urgent = keeper.mutex("urgent").with_options(short).lock().await.unwrap();
     // An outage makes everything due at once; then each call takes a second,
     // and there are three batches: only an order by urgency saves the lease
     // that ends after twelve.
@@ -200,9 +176,7 @@ fn a_forked_child_holds_nothing_and_releases_nothing() {
 /// fenced register loses no update, and no two checked sections overlap.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_history_under_faults_is_sound() {
-    let seed = std::env::var("LOCKKEEPER_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok());
+    let seed = std::env::var("LOCKKEEPER_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| fastrand::u64(..));
     println!("LOCKKEEPER_SEED={seed} repeats the choices of this run");
     let memory = Memory::private();
@@ -215,12 +189,7 @@ async fn a_history_under_faults_is_sound() {
         for task in 0..3_u64 {
             let random = fastrand::Rng::with_seed(seed ^ (number << 8) ^ task);
             let parts = (recorder.clone(), register.clone(), rejected.clone());
-            tasks.push(tokio::spawn(work(
-                keeper.clone(),
-                faults.clone(),
-                random,
-                parts,
-            )));
+            tasks.push(tokio::spawn(work(keeper.clone(), faults.clone(), random, parts)));
         }
     }
     for task in tasks {
@@ -252,9 +221,7 @@ async fn work(
     (recorder, register, rejected): (Recorder, Arc<Register>, Arc<AtomicU64>),
 ) {
     let lease = Duration::from_millis(150);
-    let options = LockOptions::default()
-        .with_lease(lease)
-        .with_wait(Duration::from_secs(30));
+    let options = LockOptions::default().with_lease(lease).with_wait(Duration::from_secs(30));
     let mutex = keeper.mutex("register").with_options(options);
     for _ in 0..25 {
         let arrival = recorder.now();

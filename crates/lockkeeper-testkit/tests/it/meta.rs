@@ -30,11 +30,7 @@ fn every_case_is_listed() {
     }
     let listed: BTreeSet<_> = CASES
         .iter()
-        .flat_map(|(group, cases)| {
-            cases
-                .iter()
-                .map(|case| (group.to_string(), case.to_string()))
-        })
+        .flat_map(|(group, cases)| cases.iter().map(|case| (group.to_string(), case.to_string())))
         .collect();
     assert_eq!(written, listed);
 }
@@ -48,10 +44,7 @@ fn every_engine_runs_every_case() {
         let path = file.unwrap().path();
         let engine = path.file_stem().unwrap().to_string_lossy().into_owned();
         let run = format!("conformance! {{ {engine}");
-        assert!(
-            main.contains(&run),
-            "no line in main.rs starts with {run:?}"
-        );
+        assert!(main.contains(&run), "no line in main.rs starts with {run:?}");
     }
 }
 
@@ -74,11 +67,7 @@ fn every_async_function_has_a_cancel_safety_section() {
                 if line.starts_with("///") {
                     comment.push_str(line);
                 } else if line.starts_with("pub async fn") {
-                    assert!(
-                        comment.contains("# Cancel safety"),
-                        "{}: {line}",
-                        path.display()
-                    );
+                    assert!(comment.contains("# Cancel safety"), "{}: {line}", path.display());
                     checked += 1;
                 } else if !line.starts_with("#[") {
                     comment.clear();

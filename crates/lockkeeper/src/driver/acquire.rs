@@ -35,11 +35,7 @@ impl Driver {
         }
         tracing::debug!(name = %ask.name, mode = ?ask.mode, number = ask.number, "acquire");
         let claim = Arc::new(Claim {
-            id: ClaimId {
-                keeper: self.keeper,
-                number: ask.number,
-                turn: 0,
-            },
+            id: ClaimId { keeper: self.keeper, number: ask.number, turn: 0 },
             name: ask.name,
             mode: ask.mode,
             lease: ask.terms.lease,
@@ -61,11 +57,7 @@ impl Driver {
             answer_by: ask.started + ANSWER_LIMIT,
             unsure: false,
             setbacks: 0,
-            look_at: if ask.waiting.is_some() {
-                ask.started + TICKET / 4
-            } else {
-                Moment::NEVER
-            },
+            look_at: if ask.waiting.is_some() { ask.started + TICKET / 4 } else { Moment::NEVER },
             waiting: ask.waiting,
             nag_at: ask.started + NAG,
             wake: Moment::NEVER,
@@ -75,10 +67,7 @@ impl Driver {
             // It holds beside the claim it steps down from: no queue concerns it.
             self.ask(ask.number);
         } else {
-            self.waiting
-                .entry(name.clone())
-                .or_default()
-                .push_back(ask.number);
+            self.waiting.entry(name.clone()).or_default().push_back(ask.number);
             self.advance(&name);
         }
         self.schedule(ask.number);
@@ -135,10 +124,7 @@ impl Driver {
             // the engine, which has been answering them.
             entry.answer_by = self.clock.now() + ANSWER_LIMIT;
         }
-        entry.phase = Phase::Asking {
-            early: None,
-            nudged: false,
-        };
+        entry.phase = Phase::Asking { early: None, nudged: false };
         let (claim, intent) = (entry.claim.clone(), entry.intent);
         self.start_acquire(claim, intent);
     }
@@ -228,14 +214,8 @@ impl Driver {
             }
         } else {
             let nudged = matches!(entry.phase, Phase::Asking { nudged: true, .. });
-            let pause = if nudged {
-                Duration::ZERO
-            } else {
-                jitter(REPOLL)
-            };
-            entry.phase = Phase::Again {
-                at: self.clock.now() + pause,
-            };
+            let pause = if nudged { Duration::ZERO } else { jitter(REPOLL) };
+            entry.phase = Phase::Again { at: self.clock.now() + pause };
             self.schedule(number);
         }
         self.refuse_tries(&name);
@@ -272,11 +252,7 @@ impl Driver {
         let was_unsure = std::mem::take(&mut entry.unsure);
         entry.claim = Arc::new(claim);
         entry.setbacks += 1;
-        let pause = if entry.setbacks == 1 {
-            Duration::ZERO
-        } else {
-            backoff(entry.setbacks)
-        };
+        let pause = if entry.setbacks == 1 { Duration::ZERO } else { backoff(entry.setbacks) };
         entry.phase = Phase::Again { at: now + pause };
         tracing::debug!(name = %old.name, "the place is gone; queueing anew");
         if old.under.is_some() {
@@ -367,12 +343,7 @@ impl Driver {
             self.schedule(number);
             return;
         }
-        let grant = Grant {
-            token,
-            valid_until: place.until,
-            renew_at: now,
-            shard: place.shard,
-        };
+        let grant = Grant { token, valid_until: place.until, renew_at: now, shard: place.shard };
         self.deliver(number, grant);
     }
 
@@ -462,10 +433,7 @@ impl Driver {
         if !matches!(entry.phase, Phase::Local) {
             return entry.answer_by == Moment::NEVER;
         }
-        let head = self
-            .waiting
-            .get(&entry.claim.name)
-            .and_then(|queue| queue.front());
+        let head = self.waiting.get(&entry.claim.name).and_then(|queue| queue.front());
         let head = head.and_then(|head| self.entries.get(head));
         head.is_some_and(|head| head.answer_by == Moment::NEVER)
             || self.last_answer + ANSWER_LIMIT > now
@@ -488,12 +456,7 @@ impl Driver {
         if let (Some(sender), Ok(status)) = (&entry.waiting, result) {
             let waited = now.since(entry.started);
             let name = entry.claim.name.clone();
-            sender.send_replace(Some(Waiting {
-                name,
-                holders: status.holders,
-                ahead,
-                waited,
-            }));
+            sender.send_replace(Some(Waiting { name, holders: status.holders, ahead, waited }));
         }
         self.schedule(number);
     }
@@ -503,15 +466,9 @@ impl Driver {
     fn ahead(&self, entry: &Entry, status: &Status) -> u32 {
         let queue = self.waiting.get(&entry.claim.name);
         let local = queue.into_iter().flatten();
-        let local = local
-            .take_while(|&&number| number != entry.claim.id.number)
-            .count();
+        let local = local.take_while(|&&number| number != entry.claim.id.number).count();
         let own = |claim: ClaimId| claim.keeper == self.keeper;
-        let engine = status
-            .waiters
-            .iter()
-            .take_while(|waiter| !own(waiter.claim))
-            .count();
+        let engine = status.waiters.iter().take_while(|waiter| !own(waiter.claim)).count();
         u32::try_from(local + engine).unwrap_or(u32::MAX)
     }
 
@@ -520,10 +477,7 @@ impl Driver {
         let Some(entry) = self.entries.get(&number) else {
             return;
         };
-        let error = error
-            .about(&entry.claim.name)
-            .during("lock")
-            .on(&self.info.label);
+        let error = error.about(&entry.claim.name).during("lock").on(&self.info.label);
         self.answer(number, Err(error));
         self.give_up(number);
     }

@@ -131,20 +131,8 @@ impl Tenure {
         if self.shared.cause().is_some() {
             return Moment::NEVER;
         }
-        let risk = if self.at_risk {
-            Moment::NEVER
-        } else {
-            self.shared.at_risk_at()
-        };
-        let renew = if self.due {
-            Moment::NEVER
-        } else {
-            self.renew_at
-        };
-        self.shared
-            .valid_until()
-            .min(self.max_hold_at)
-            .min(risk)
-            .min(renew)
+        let risk = if self.at_risk { Moment::NEVER } else { self.shared.at_risk_at() };
+        let renew = if self.due { Moment::NEVER } else { self.renew_at };
+        self.shared.valid_until().min(self.max_hold_at).min(risk).min(renew)
     }
 }

@@ -23,23 +23,10 @@ pub(super) type Flight = Pin<Box<dyn Future<Output = Done> + Send>>;
 
 /// An answer from the engine, or the lack of one.
 pub(super) enum Done {
-    Asked {
-        claim: ClaimId,
-        result: Result<Standing>,
-    },
-    Renewed {
-        shard: u32,
-        claims: Vec<ClaimId>,
-        results: Result<Vec<Result<Standing>>>,
-    },
-    Released {
-        number: u64,
-        result: Result<Found>,
-    },
-    Inspected {
-        number: u64,
-        result: Result<Status>,
-    },
+    Asked { claim: ClaimId, result: Result<Standing> },
+    Renewed { shard: u32, claims: Vec<ClaimId>, results: Result<Vec<Result<Standing>>> },
+    Released { number: u64, result: Result<Found> },
+    Inspected { number: u64, result: Result<Status> },
     Called,
 }
 
@@ -49,10 +36,7 @@ impl Driver {
         self.start(Box::pin(async move {
             let asked = engine.acquire(&claim, intent, Token::ZERO);
             let result = limited(ANSWER_LIMIT, asked).await;
-            Done::Asked {
-                claim: claim.id,
-                result,
-            }
+            Done::Asked { claim: claim.id, result }
         }));
     }
 
@@ -61,11 +45,7 @@ impl Driver {
         self.start(Box::pin(async move {
             let results = limited(limit, async { Ok(engine.renew(&batch).await) }).await;
             let claims = batch.iter().map(|keep| keep.claim.id).collect();
-            Done::Renewed {
-                shard,
-                claims,
-                results,
-            }
+            Done::Renewed { shard, claims, results }
         }));
     }
 
@@ -96,10 +76,7 @@ impl Driver {
     }
 
     fn start(&mut self, mut flight: Flight) {
-        match flight
-            .as_mut()
-            .poll(&mut Context::from_waker(Waker::noop()))
-        {
+        match flight.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(done) => self.done.push_back(done),
             // Whoever joins the set is polled again, with a waker that works.
             Poll::Pending => self.flights.push(flight),
@@ -125,19 +102,13 @@ pub(crate) async fn limited<T>(
 
 /// Turns a panic of the engine into an error of this one call.
 pub(super) async fn caught<T>(call: impl Future<Output = T>) -> Result<T> {
-    AssertUnwindSafe(call)
-        .catch_unwind()
-        .await
-        .map_err(|panic| {
-            let text = panic
-                .downcast_ref::<&str>()
-                .map(|text| (*text).to_owned())
-                .or_else(|| panic.downcast_ref::<String>().cloned())
-                .unwrap_or_else(|| "no message".to_owned());
-            // What it did before is anybody's guess, so the claim is unsure.
-            Error::new(
-                ErrorKind::Unexpected,
-                format!("the engine panicked: {text}"),
-            )
-        })
+    AssertUnwindSafe(call).catch_unwind().await.map_err(|panic| {
+        let text = panic
+            .downcast_ref::<&str>()
+            .map(|text| (*text).to_owned())
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "no message".to_owned());
+        // What it did before is anybody's guess, so the claim is unsure.
+        Error::new(ErrorKind::Unexpected, format!("the engine panicked: {text}"))
+    })
 }

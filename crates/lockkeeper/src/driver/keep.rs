@@ -36,11 +36,7 @@ impl Shard {
 
     /// When its next renewal can go out.
     pub(super) fn next_try(&self) -> Moment {
-        if self.under_way || self.due.is_empty() {
-            Moment::NEVER
-        } else {
-            self.pause_until
-        }
+        if self.under_way || self.due.is_empty() { Moment::NEVER } else { self.pause_until }
     }
 }
 
@@ -122,24 +118,16 @@ impl Driver {
             let belief = match &mut entry.phase {
                 Phase::Queued { place, .. } => {
                     limit = limit.min(TICKET / 2);
-                    Belief::Queued {
-                        ticket: place.ticket,
-                    }
+                    Belief::Queued { ticket: place.ticket }
                 }
                 Phase::Held(tenure) if tenure.shared.cause().is_none() => {
                     limit = limit.min(entry.claim.lease / 2);
                     tenure.verifying.append(&mut tenure.verifies);
-                    Belief::Held {
-                        token: tenure.shared.token,
-                    }
+                    Belief::Held { token: tenure.shared.token }
                 }
                 _ => continue,
             };
-            batch.push(Keep {
-                claim: entry.claim.clone(),
-                belief,
-                floor: Token::ZERO,
-            });
+            batch.push(Keep { claim: entry.claim.clone(), belief, floor: Token::ZERO });
         }
         (batch, limit)
     }
@@ -266,10 +254,7 @@ impl Driver {
 
     pub(super) fn on_verify(&mut self, claim: ClaimId, reply: oneshot::Sender<Result<()>>) {
         let now = self.clock.now();
-        let entry = self
-            .entries
-            .get_mut(&claim.number)
-            .filter(|entry| entry.claim.id == claim);
+        let entry = self.entries.get_mut(&claim.number).filter(|entry| entry.claim.id == claim);
         // A reply that is dropped makes the guard look at its own state.
         let Some(entry) = entry else { return };
         let Phase::Held(tenure) = &mut entry.phase else {

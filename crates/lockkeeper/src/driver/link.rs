@@ -26,15 +26,9 @@ pub(crate) enum Message {
     /// The caller of this acquisition is gone.
     Withdraw { number: u64 },
     /// Give back what a claim holds.
-    Release {
-        claim: ClaimId,
-        reply: Option<oneshot::Sender<Result<Released>>>,
-    },
+    Release { claim: ClaimId, reply: Option<oneshot::Sender<Result<Released>>> },
     /// Ask the engine whether a claim still holds.
-    Verify {
-        claim: ClaimId,
-        reply: oneshot::Sender<Result<()>>,
-    },
+    Verify { claim: ClaimId, reply: oneshot::Sender<Result<()>> },
     /// Run something beside the locks, on the keeper's own runtime.
     Call(Call),
     /// Say when every release posted before this is done.
@@ -103,14 +97,7 @@ impl Link {
         info: Arc<EngineInfo>,
     ) -> Self {
         let (process, numbers) = (std::process::id(), AtomicU64::new(1));
-        Link {
-            inbox,
-            keeper,
-            clock,
-            info,
-            process,
-            numbers,
-        }
+        Link { inbox, keeper, clock, info, process, numbers }
     }
 
     /// The number of a new acquisition.
@@ -133,9 +120,7 @@ impl Link {
                 self.process
             )));
         }
-        self.inbox
-            .send(message)
-            .map_err(|_| invalid("the keeper is closed").on(&self.info.label))
+        self.inbox.send(message).map_err(|_| invalid("the keeper is closed").on(&self.info.label))
     }
 
     /// Runs `work` on the keeper's runtime and brings its answer here.
@@ -158,16 +143,14 @@ impl Link {
                 let _ = reply.send(answer);
             })
         });
-        self.post(Message::Call(call))
-            .map_err(|error| error.during(operation))?;
+        self.post(Message::Call(call)).map_err(|error| error.during(operation))?;
         match answer.await {
             Ok(answer) => answer.map_err(|error| error.during(operation).on(&self.info.label)),
-            Err(_) => Err(Error::new(
-                ErrorKind::Unexpected,
-                "the call broke off; the log says why",
-            )
-            .during(operation)
-            .on(&self.info.label)),
+            Err(_) => {
+                Err(Error::new(ErrorKind::Unexpected, "the call broke off; the log says why")
+                    .during(operation)
+                    .on(&self.info.label))
+            }
         }
     }
 }

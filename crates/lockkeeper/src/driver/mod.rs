@@ -100,20 +100,10 @@ pub(crate) struct Parts {
 impl Driver {
     /// Makes a driver and the link to it. Must run inside its runtime.
     pub(crate) fn new(parts: Parts) -> Result<(Driver, Arc<Link>)> {
-        let Parts {
-            engine,
-            seat,
-            events,
-            cells,
-        } = parts;
+        let Parts { engine, seat, events, cells } = parts;
         let info = Arc::new(engine.info());
         let (sender, inbox) = mpsc::unbounded_channel();
-        let link = Arc::new(Link::new(
-            sender,
-            seat.keeper,
-            seat.clock.clone(),
-            info.clone(),
-        ));
+        let link = Arc::new(Link::new(sender, seat.keeper, seat.clock.clone(), info.clone()));
         let driver = Driver {
             engine,
             info,
@@ -163,15 +153,7 @@ impl Driver {
 
     /// Waits for anything to happen, and takes in what has.
     async fn gather(&mut self, next: Moment, messages: &mut Vec<Message>, events: &mut Vec<Event>) {
-        let Driver {
-            inbox,
-            events: pushes,
-            flights,
-            done,
-            alarm,
-            deserted,
-            ..
-        } = self;
+        let Driver { inbox, events: pushes, flights, done, alarm, deserted, .. } = self;
         let mut alarm = pin!(alarm.ring(next));
         std::future::poll_fn(|context| {
             let mut any = false;
@@ -238,11 +220,7 @@ impl Driver {
     fn on_event(&mut self, event: Event) {
         match event {
             Event::Is(claim, standing) => self.on_standing(claim, standing),
-            Event::HandedOver {
-                claim,
-                ticket,
-                token,
-            } => self.on_handed_over(claim, ticket, token),
+            Event::HandedOver { claim, ticket, token } => self.on_handed_over(claim, ticket, token),
             Event::Nudge(claim) => self.on_nudge(claim),
             Event::Link { shard, up } => self.on_link(shard, up),
             Event::Cell(name) => {
@@ -257,11 +235,7 @@ impl Driver {
     fn on_done(&mut self, done: Done) {
         match done {
             Done::Asked { claim, result } => self.on_asked(claim, result),
-            Done::Renewed {
-                shard,
-                claims,
-                results,
-            } => self.on_renewed(shard, claims, results),
+            Done::Renewed { shard, claims, results } => self.on_renewed(shard, claims, results),
             Done::Released { number, result } => self.on_released(number, result),
             Done::Inspected { number, result } => self.on_inspected(number, result),
             Done::Called => {}
@@ -270,16 +244,8 @@ impl Driver {
 
     fn next_wake(&self) -> Moment {
         let entries = self.wakes.first().map_or(Moment::NEVER, |&(at, _)| at);
-        let shards = self
-            .shards
-            .values()
-            .map(Shard::next_try)
-            .min()
-            .unwrap_or(Moment::NEVER);
-        let closing = self
-            .closing
-            .as_ref()
-            .map_or(Moment::NEVER, |closing| closing.by);
+        let shards = self.shards.values().map(Shard::next_try).min().unwrap_or(Moment::NEVER);
+        let closing = self.closing.as_ref().map_or(Moment::NEVER, |closing| closing.by);
         entries.min(shards).min(closing)
     }
 
@@ -306,13 +272,7 @@ impl Driver {
 
     fn on_close(&mut self, reply: oneshot::Sender<Result<()>>) {
         let by = self.clock.now() + CLOSE_LIMIT;
-        self.closing
-            .get_or_insert_with(|| Closing {
-                by,
-                replies: Vec::new(),
-            })
-            .replies
-            .push(reply);
+        self.closing.get_or_insert_with(|| Closing { by, replies: Vec::new() }).replies.push(reply);
         let numbers: Vec<u64> = self.entries.keys().copied().collect();
         for number in numbers {
             self.close_entry(number);
@@ -357,17 +317,8 @@ impl Driver {
                 format!("{left} claims could not be given back in time; their leases end them"),
             )),
         };
-        for reply in self
-            .closing
-            .take()
-            .into_iter()
-            .flat_map(|closing| closing.replies)
-        {
-            let _ = reply.send(
-                answer
-                    .clone()
-                    .map_err(|e| e.during("close").on(&self.info.label)),
-            );
+        for reply in self.closing.take().into_iter().flat_map(|closing| closing.replies) {
+            let _ = reply.send(answer.clone().map_err(|e| e.during("close").on(&self.info.label)));
         }
     }
 }

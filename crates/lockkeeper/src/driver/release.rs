@@ -18,10 +18,7 @@ type Reply = oneshot::Sender<Result<Released>>;
 
 impl Driver {
     pub(super) fn on_release(&mut self, claim: ClaimId, reply: Option<Reply>) {
-        let entry = self
-            .entries
-            .get(&claim.number)
-            .filter(|entry| entry.claim.id == claim);
+        let entry = self.entries.get(&claim.number).filter(|entry| entry.claim.id == claim);
         // A reply that is dropped makes the guard look at its own state.
         if entry.is_some() {
             self.end(claim.number, reply);
@@ -78,10 +75,7 @@ impl Driver {
         // Counted from the far end, so that it never meets an acquisition's.
         let number = u64::MAX - self.ghosts;
         self.ghosts += 1;
-        let Some(terms) = self
-            .entries
-            .get(&claim.id.number)
-            .map(|entry| entry.terms.clone())
+        let Some(terms) = self.entries.get(&claim.id.number).map(|entry| entry.terms.clone())
         else {
             return;
         };
@@ -89,10 +83,7 @@ impl Driver {
             claim,
             intent: Intent::Queue,
             terms,
-            phase: Phase::Asking {
-                early: None,
-                nudged: false,
-            },
+            phase: Phase::Asking { early: None, nudged: false },
             reply: None,
             started: now,
             deadline: Moment::NEVER,
@@ -120,10 +111,7 @@ impl Driver {
             return self.schedule(number);
         }
         ending.next_at = Moment::NEVER;
-        let how = Release {
-            linger: ending.linger_until.since(now),
-            unsure,
-        };
+        let how = Release { linger: ending.linger_until.since(now), unsure };
         let claim = entry.claim.clone();
         self.start_release(number, claim, how);
         self.schedule(number);

@@ -72,14 +72,8 @@ impl Connect for Memory {
     async fn open(&self, seat: Seat) -> Result<Arc<dyn Engine>> {
         // Every keeper of a store must mean the same instants.
         self.0.clock.get_or_init(|| seat.clock.clone());
-        self.0
-            .lock()
-            .keepers
-            .insert(seat.keeper, seat.events.clone());
-        Ok(Arc::new(MemoryEngine {
-            store: self.0.clone(),
-            seat,
-        }))
+        self.0.lock().keepers.insert(seat.keeper, seat.events.clone());
+        Ok(Arc::new(MemoryEngine { store: self.0.clone(), seat }))
     }
 }
 
@@ -105,11 +99,7 @@ struct Names {
 impl Store {
     fn new(label: String) -> Self {
         let (clock, names) = (OnceLock::new(), Mutex::default());
-        Store {
-            label: label.into(),
-            clock,
-            names,
-        }
+        Store { label: label.into(), clock, names }
     }
 
     fn lock(&self) -> MutexGuard<'_, Names> {
@@ -193,11 +183,7 @@ impl MemoryEngine {
     fn standing(&self, claim: &Claim, sent: Moment, now: Time, answer: Answer) -> Standing {
         match answer {
             Answer::Held { token } => Standing::Held(Grant::leased(claim, sent, token, 0)),
-            Answer::Queued {
-                ticket,
-                ahead,
-                look_at,
-            } => {
+            Answer::Queued { ticket, ahead, look_at } => {
                 let mut place = Place::ticketed(claim, sent, ticket, ahead, 0);
                 if let Some(look_at) = look_at {
                     let soon = look_at.since(now).max(Duration::from_millis(1));
@@ -221,13 +207,7 @@ impl Engine for MemoryEngine {
             polled: false,
             tokens: TokenStrength::Process,
             caveat: "locks and tokens end with the process".into(),
-            kinds: vec![
-                Kind::Mutex,
-                Kind::ReadWrite,
-                Kind::Semaphore,
-                Kind::Latch,
-                Kind::Fence,
-            ],
+            kinds: vec![Kind::Mutex, Kind::ReadWrite, Kind::Semaphore, Kind::Latch, Kind::Fence],
             min_lease: LockOptions::MIN_LEASE,
         }
     }
@@ -280,10 +260,7 @@ impl Engine for MemoryEngine {
     async fn inspect(&self, name: &LockName) -> Result<Status> {
         let names = self.store.lock();
         let status = |record: &Record| record.status(name.clone(), self.store.now());
-        Ok(names
-            .records
-            .get(name)
-            .map_or_else(|| Status::unused(name.clone()), status))
+        Ok(names.records.get(name).map_or_else(|| Status::unused(name.clone()), status))
     }
 
     async fn list(&self, prefix: &str, from: Option<Cursor>, limit: usize) -> Result<Page> {
@@ -303,26 +280,18 @@ impl Engine for MemoryEngine {
             .collect();
         let more = entries.len() > limit;
         entries.truncate(limit);
-        let next = entries
-            .last()
-            .filter(|_| more)
-            .map(|last| Cursor(last.name.clone().into()));
+        let next = entries.last().filter(|_| more).map(|last| Cursor(last.name.clone().into()));
         Ok(Page { entries, next })
     }
 
     async fn cell(&self, name: &LockName, op: CellOp) -> Result<Cell> {
         let mut names = self.store.lock();
         if matches!(op, CellOp::Look { watch: true, .. }) {
-            names
-                .watchers
-                .entry(name.clone())
-                .or_default()
-                .insert(self.seat.keeper);
+            names.watchers.entry(name.clone()).or_default().insert(self.seat.keeper);
         }
         let now = self.store.now();
-        let answer: Result<Cell, Refusal> = names.step(name, now, |record, _, effects| {
-            record.cell(&op, now, effects)
-        });
+        let answer: Result<Cell, Refusal> =
+            names.step(name, now, |record, _, effects| record.cell(&op, now, effects));
         Ok(answer?)
     }
 

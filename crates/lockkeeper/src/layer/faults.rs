@@ -167,42 +167,24 @@ struct State {
 impl Faults {
     /// Wraps an engine; nothing fails until there is a plan.
     pub fn around(inner: impl Connect) -> Self {
-        Faults {
-            inner: Arc::new(inner),
-            state: Arc::default(),
-        }
+        Faults { inner: Arc::new(inner), state: Arc::default() }
     }
 
     /// Decides from now on what goes wrong with which call.
     pub fn plan(&self, plan: impl Fn(Call) -> Option<Fault> + Send + Sync + 'static) {
-        *self
-            .state
-            .plan
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(plan));
+        *self.state.plan.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(plan));
     }
 
     /// Lets everything succeed again.
     pub fn heal(&self) {
-        *self
-            .state
-            .plan
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = None;
-        *self
-            .state
-            .hearing
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = None;
+        *self.state.plan.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.state.hearing.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Decides from now on which pushes get through.
     pub fn hear(&self, hearing: impl Fn(&Event) -> bool + Send + Sync + 'static) {
-        *self
-            .state
-            .hearing
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hearing));
+        *self.state.hearing.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(Arc::new(hearing));
     }
 
     /// How many calls there were, of all methods.
@@ -225,30 +207,19 @@ impl Faults {
     /// Changes nothing.
     pub async fn late_answer(&self) -> Option<Standing> {
         let mut late = self.state.late.subscribe();
-        late.wait_for(Option::is_some)
-            .await
-            .ok()
-            .and_then(|answer| answer.clone())
+        late.wait_for(Option::is_some).await.ok().and_then(|answer| answer.clone())
     }
 }
 
 impl State {
     fn fault(&self, method: Method) -> Option<Fault> {
         let index = self.calls.fetch_add(1, Ordering::Relaxed);
-        let plan = self
-            .plan
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner).clone();
         plan.and_then(|plan| plan(Call { method, index }))
     }
 
     fn hears(&self, event: &Event) -> bool {
-        let hearing = self
-            .hearing
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let hearing = self.hearing.lock().unwrap_or_else(PoisonError::into_inner).clone();
         hearing.is_none_or(|hearing| hearing(event))
     }
 
@@ -316,10 +287,7 @@ impl Connect for Faults {
                 }
             }
         });
-        Ok(Arc::new(FaultyEngine {
-            inner,
-            state: self.state.clone(),
-        }))
+        Ok(Arc::new(FaultyEngine { inner, state: self.state.clone() }))
     }
 }
 
@@ -347,13 +315,8 @@ impl Engine for FaultyEngine {
             });
             return std::future::pending().await;
         }
-        let answer = self
-            .state
-            .suffer(fault, || self.inner.acquire(claim, intent, floor))
-            .await;
-        self.state
-            .answered
-            .send_modify(|methods| methods.push(Method::Acquire));
+        let answer = self.state.suffer(fault, || self.inner.acquire(claim, intent, floor)).await;
+        self.state.answered.send_modify(|methods| methods.push(Method::Acquire));
         answer
     }
 
@@ -366,9 +329,7 @@ impl Engine for FaultyEngine {
     }
 
     async fn release(&self, claim: &Claim, how: Release) -> Result<Found> {
-        self.state
-            .call(Method::Release, || self.inner.release(claim, how))
-            .await
+        self.state.call(Method::Release, || self.inner.release(claim, how)).await
     }
 
     async fn revoke(
@@ -383,29 +344,19 @@ impl Engine for FaultyEngine {
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status> {
-        self.state
-            .call(Method::Inspect, || self.inner.inspect(name))
-            .await
+        self.state.call(Method::Inspect, || self.inner.inspect(name)).await
     }
 
     async fn list(&self, prefix: &str, from: Option<Cursor>, limit: usize) -> Result<Page> {
-        self.state
-            .call(Method::List, || {
-                self.inner.list(prefix, from.clone(), limit)
-            })
-            .await
+        self.state.call(Method::List, || self.inner.list(prefix, from.clone(), limit)).await
     }
 
     async fn cell(&self, name: &LockName, op: CellOp) -> Result<Cell> {
-        self.state
-            .call(Method::Cell, || self.inner.cell(name, op.clone()))
-            .await
+        self.state.call(Method::Cell, || self.inner.cell(name, op.clone())).await
     }
 
     async fn close(&self, by: Moment) -> Result<()> {
-        self.state
-            .call(Method::Close, || self.inner.close(by))
-            .await
+        self.state.call(Method::Close, || self.inner.close(by)).await
     }
 }
 

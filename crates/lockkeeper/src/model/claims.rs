@@ -29,21 +29,13 @@ impl Record {
         effects: &mut Effects,
     ) -> Result<Answer, Refusal> {
         self.settle(now, effects);
-        if let Some(finished) = self
-            .finished
-            .iter()
-            .find(|finished| finished.claim == claim.id)
-        {
+        if let Some(finished) = self.finished.iter().find(|finished| finished.claim == claim.id) {
             return Ok(Answer::Gone(finished.cause.clone()));
         }
         if let Ok(index) = self.holder(claim.id) {
             return Ok(self.extend(index, claim.lease, now, effects));
         }
-        if let Some(index) = self
-            .queue
-            .iter()
-            .position(|ticket| ticket.claim == claim.id)
-        {
+        if let Some(index) = self.queue.iter().position(|ticket| ticket.claim == claim.id) {
             return Ok(self.refresh(index, now, effects));
         }
         self.check_use(claim)?;
@@ -91,10 +83,7 @@ impl Record {
                 }
             };
         }
-        let cause = self
-            .finished
-            .iter()
-            .find(|finished| finished.claim == claim.id);
+        let cause = self.finished.iter().find(|finished| finished.claim == claim.id);
         if let Some(finished) = cause {
             return Answer::Gone(finished.cause.clone());
         }
@@ -143,9 +132,7 @@ impl Record {
             _ => return Found::Nothing,
         };
         let reason: Arc<str> = reason.into();
-        let cause = Cause::Broken {
-            reason: reason.clone(),
-        };
+        let cause = Cause::Broken { reason: reason.clone() };
         effects.rows.push(Row::Holder(victim));
         match how {
             Revoke::Orderly => self.holders[index].revoked = Some(reason),
@@ -153,17 +140,10 @@ impl Record {
                 let held = self.holders.remove(index);
                 // Its owner must hear "broken" whenever it asks, and a late
                 // request of it must not be granted.
-                self.remember(
-                    victim,
-                    held.until.max(now + REMEMBER),
-                    cause.clone(),
-                    effects,
-                );
+                self.remember(victim, held.until.max(now + REMEMBER), cause.clone(), effects);
             }
         }
-        effects
-            .pushes
-            .push(Event::Is(victim, Standing::Gone(cause)));
+        effects.pushes.push(Event::Is(victim, Standing::Gone(cause)));
         self.serve(now, effects);
         Found::Held
     }
@@ -209,11 +189,7 @@ impl Record {
             };
             effects.rows.push(Row::Ticket(ticket.claim));
             let (claim, number) = (ticket.claim, ticket.number);
-            effects.pushes.push(Event::HandedOver {
-                claim,
-                ticket: number,
-                token,
-            });
+            effects.pushes.push(Event::HandedOver { claim, ticket: number, token });
             self.grant(promoted(ticket, token, now), effects);
         }
         if self.holders.is_empty() && self.closed_until <= now {
@@ -271,11 +247,7 @@ impl Record {
         let Mode::Permits { count, of } = claim.mode else {
             return Ok(());
         };
-        let capacity = if self.kind.is_some() {
-            self.capacity
-        } else {
-            of
-        };
+        let capacity = if self.kind.is_some() { self.capacity } else { of };
         if of != capacity {
             return Err(Refusal::WrongCapacity { stored: capacity });
         }
@@ -300,11 +272,7 @@ impl Record {
     fn grant(&mut self, held: Held, effects: &mut Effects) {
         effects.rows.extend([Row::Name, Row::Holder(held.claim)]);
         if let Mode::Permits { of, .. } = held.mode {
-            self.capacity = if self.capacity == 0 {
-                of
-            } else {
-                self.capacity
-            };
+            self.capacity = if self.capacity == 0 { of } else { self.capacity };
         }
         match self.holder(held.claim) {
             Ok(index) => self.holders[index] = held,
@@ -323,9 +291,7 @@ impl Record {
         self.used = self.used.max(now);
         let held = &mut self.holders[index];
         if let Some(reason) = &held.revoked {
-            return Answer::Gone(Cause::Broken {
-                reason: reason.clone(),
-            });
+            return Answer::Gone(Cause::Broken { reason: reason.clone() });
         }
         held.until = held.until.max(now + lease);
         effects.rows.push(Row::Holder(held.claim));
@@ -360,17 +326,11 @@ impl Record {
             self.sweep(now, effects);
         }
         if self.queue.len() >= claim.max_waiters as usize {
-            return Err(Refusal::QueueFull {
-                limit: claim.max_waiters,
-            });
+            return Err(Refusal::QueueFull { limit: claim.max_waiters });
         }
         self.use_as(claim.mode.kind(), now, effects)?;
         if let Mode::Permits { of, .. } = claim.mode {
-            self.capacity = if self.capacity == 0 {
-                of
-            } else {
-                self.capacity
-            };
+            self.capacity = if self.capacity == 0 { of } else { self.capacity };
         }
         self.last_ticket += 1;
         effects.rows.extend([Row::Name, Row::Ticket(claim.id)]);
@@ -421,11 +381,7 @@ impl Record {
     fn watch(&mut self, claim: ClaimId, now: Time, effects: &mut Effects) {
         effects.rows.push(Row::Watcher(claim));
         let until = now + TICKET;
-        match self
-            .watchers
-            .iter_mut()
-            .find(|watcher| watcher.claim == claim)
-        {
+        match self.watchers.iter_mut().find(|watcher| watcher.claim == claim) {
             Some(watcher) => watcher.until = until,
             None => self.watchers.push_back(Watcher { claim, until }),
         }
@@ -462,19 +418,11 @@ impl Record {
 
     fn remember(&mut self, claim: ClaimId, until: Time, cause: Cause, effects: &mut Effects) {
         effects.rows.push(Row::Finished(claim));
-        match self
-            .finished
-            .iter_mut()
-            .find(|finished| finished.claim == claim)
-        {
+        match self.finished.iter_mut().find(|finished| finished.claim == claim) {
             // The first cause is the true one: a release after a break must
             // not turn "broken" into "expired".
             Some(finished) => finished.until = finished.until.max(until),
-            None => self.finished.push(Finished {
-                claim,
-                until,
-                cause,
-            }),
+            None => self.finished.push(Finished { claim, until, cause }),
         }
     }
 
@@ -510,38 +458,29 @@ impl Record {
     }
 
     fn ticket(&self, number: u64, claim: ClaimId) -> Option<usize> {
-        let index = self
-            .queue
-            .binary_search_by(|ticket| ticket.number.cmp(&number))
-            .ok()?;
+        let index = self.queue.binary_search_by(|ticket| ticket.number.cmp(&number)).ok()?;
         (self.queue[index].claim == claim).then_some(index)
     }
 
     pub(super) fn live_holders(&self, now: Time) -> impl Iterator<Item = Holder> {
-        self.holders
-            .iter()
-            .filter(move |held| held.until > now)
-            .map(move |held| Holder {
-                claim: held.claim,
-                mode: held.mode,
-                token: held.token,
-                about: held.about.clone(),
-                age: now.since(held.since),
-                lease_left: held.until.since(now),
-                revoked: held.revoked.is_some(),
-            })
+        self.holders.iter().filter(move |held| held.until > now).map(move |held| Holder {
+            claim: held.claim,
+            mode: held.mode,
+            token: held.token,
+            about: held.about.clone(),
+            age: now.since(held.since),
+            lease_left: held.until.since(now),
+            revoked: held.revoked.is_some(),
+        })
     }
 
     pub(super) fn live_waiters(&self, now: Time) -> impl Iterator<Item = Waiter> {
-        self.queue
-            .iter()
-            .filter(move |ticket| ticket.until > now)
-            .map(move |ticket| Waiter {
-                claim: ticket.claim,
-                mode: ticket.mode,
-                about: ticket.about.clone(),
-                age: now.since(ticket.since),
-            })
+        self.queue.iter().filter(move |ticket| ticket.until > now).map(move |ticket| Waiter {
+            claim: ticket.claim,
+            mode: ticket.mode,
+            about: ticket.about.clone(),
+            age: now.since(ticket.since),
+        })
     }
 }
 

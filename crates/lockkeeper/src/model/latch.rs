@@ -28,13 +28,7 @@ impl Record {
         }
         let until = now + keep;
         let (counted, set) = (Vec::new(), by.clone());
-        self.latch = Some(Latch {
-            remaining: count,
-            counted,
-            set,
-            keep,
-            until,
-        });
+        self.latch = Some(Latch { remaining: count, counted, set, keep, until });
         changed(effects);
     }
 

@@ -249,10 +249,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refusal::WrongKind { stored } => {
-                write!(
-                    f,
-                    "the name is in use as a {stored}; use another name for another kind"
-                )
+                write!(f, "the name is in use as a {stored}; use another name for another kind")
             }
             Refusal::WrongCapacity { stored } => write!(
                 f,
@@ -265,10 +262,7 @@ impl fmt::Display for Refusal {
                 )
             }
             Refusal::QueueFull { limit } => {
-                write!(
-                    f,
-                    "{limit} are waiting already, which is the limit (max_waiters)"
-                )
+                write!(f, "{limit} are waiting already, which is the limit (max_waiters)")
             }
             Refusal::NotHeldAbove => f.write_str("the write lock to step down from is not held"),
             Refusal::NoTokensLeft => f.write_str("the name has used up its tokens"),
@@ -315,10 +309,8 @@ impl Record {
             Kind::Semaphore => self.kind.is_none(),
             _ => self.fence.is_none(),
         };
-        let reads = matches!(
-            op,
-            CellOp::Look { .. } | CellOp::RemoveLatch | CellOp::CountDown { .. }
-        );
+        let reads =
+            matches!(op, CellOp::Look { .. } | CellOp::RemoveLatch | CellOp::CountDown { .. });
         if absent && reads {
             // Looking at nothing must not settle what the name is for.
             self.check_kind(op.kind())?;
@@ -345,13 +337,10 @@ impl Record {
         status.token = (self.counter > Token::ZERO).then_some(self.counter);
         status.closed_for = self.closed_until.since(now);
         let over = self.latch.as_ref().is_some_and(|latch| latch.until <= now);
-        status.cell = self
-            .kind
-            .filter(|_| !over)
-            .and_then(|kind| match self.number(kind) {
-                Cell::Absent => None,
-                cell => Some(cell),
-            });
+        status.cell = self.kind.filter(|_| !over).and_then(|kind| match self.number(kind) {
+            Cell::Absent => None,
+            cell => Some(cell),
+        });
         status
     }
 
@@ -400,10 +389,10 @@ impl Record {
 
     fn number(&self, kind: Kind) -> Cell {
         match kind {
-            Kind::Latch => self.latch.as_ref().map(|latch| Cell::Latch {
-                remaining: latch.remaining,
-                set: latch.set.clone(),
-            }),
+            Kind::Latch => self
+                .latch
+                .as_ref()
+                .map(|latch| Cell::Latch { remaining: latch.remaining, set: latch.set.clone() }),
             Kind::Semaphore => Some(Cell::Capacity(self.capacity)),
             Kind::Fence => self.fence.map(|highest| Cell::Fence { highest }),
             Kind::Mutex | Kind::ReadWrite => None,

@@ -209,9 +209,7 @@ mod boottime {
                 self.arm(at);
             }
             loop {
-                let Ok(mut ready) = self.fd.readable().await else {
-                    return;
-                };
+                let Ok(mut ready) = self.fd.readable().await else { return };
                 let mut count = [0; 8];
                 match rustix::io::read(self.fd.get_ref(), &mut count) {
                     Err(error) if error == rustix::io::Errno::AGAIN => ready.clear_ready(),

@@ -225,9 +225,7 @@ async fn work(
     let mutex = keeper.mutex("register").with_options(options);
     for _ in 0..25 {
         let arrival = recorder.now();
-        let Ok(guard) = mutex.lock().await else {
-            continue;
-        };
+        let Ok(guard) = mutex.lock().await else { continue };
         let entry = recorder.enter("register", arrival, guard.token());
         let silent = random.u8(..) < 12;
         if silent {

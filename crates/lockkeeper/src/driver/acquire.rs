@@ -85,9 +85,7 @@ impl Driver {
 
     /// Lets the head of a local queue contend; readers or permits go together.
     pub(super) fn advance(&mut self, name: &LockName) {
-        let Some(queue) = self.waiting.get(name) else {
-            return;
-        };
+        let Some(queue) = self.waiting.get(name) else { return };
         if queue.is_empty() {
             self.waiting.remove(name);
             return;
@@ -95,9 +93,7 @@ impl Driver {
         let mut lead = None;
         let mut run = Vec::new();
         for &number in queue {
-            let Some(entry) = self.entries.get(&number) else {
-                continue;
-            };
+            let Some(entry) = self.entries.get(&number) else { continue };
             let mode = entry.claim.mode;
             if lead.is_some_and(|lead| !mode.goes_with(lead)) {
                 break;
@@ -116,9 +112,7 @@ impl Driver {
     /// Sends the claim to the engine.
     fn ask(&mut self, number: u64) {
         let last_answer = self.last_answer;
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         if matches!(entry.phase, Phase::Local) && last_answer > entry.started {
             // Its wait behind the others of this keeper says nothing about
             // the engine, which has been answering them.
@@ -131,9 +125,7 @@ impl Driver {
 
     pub(super) fn on_asked(&mut self, claim: ClaimId, result: Result<Standing>) {
         let number = claim.number;
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         if entry.claim.id != claim || !matches!(entry.phase, Phase::Asking { .. }) {
             return;
         }
@@ -178,9 +170,7 @@ impl Driver {
     }
 
     fn wait(&mut self, number: u64, place: Place) {
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         let early = match entry.phase {
             Phase::Asking { early, .. } => early,
             _ => None,
@@ -200,9 +190,7 @@ impl Driver {
 
     /// A busy answer: no place was left, so ask again later, or never.
     fn refused(&mut self, number: u64) {
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         let name = entry.claim.name.clone();
         if entry.intent == Intent::Try {
             let unsure = entry.unsure;
@@ -223,9 +211,7 @@ impl Driver {
 
     /// Answers the tries behind a claim that waits: they never overtake.
     fn refuse_tries(&mut self, name: &LockName) {
-        let Some(queue) = self.waiting.get(name) else {
-            return;
-        };
+        let Some(queue) = self.waiting.get(name) else { return };
         if !self.somebody_waits(queue.front()) {
             return;
         }
@@ -243,9 +229,7 @@ impl Driver {
     /// Gives an acquisition whose claim is gone a new claim.
     fn start_over(&mut self, number: u64) {
         let now = self.clock.now();
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         let old = entry.claim.clone();
         let mut claim = Claim::clone(&old);
         claim.id.turn += 1;
@@ -268,9 +252,7 @@ impl Driver {
     /// Makes a guard of a grant and sends it to the caller.
     fn deliver(&mut self, number: u64, grant: Grant) {
         let now = self.clock.now();
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         if entry.reply.is_none() {
             return self.end(number, None);
         }
@@ -280,21 +262,22 @@ impl Driver {
             self.clean_up(old);
             return self.start_over(number);
         }
-        let Some(link) = self.link.upgrade() else {
-            return self.end(number, None);
-        };
+        let Some(link) = self.link.upgrade() else { return self.end(number, None) };
         let shared = Arc::new(Shared::new(
             entry.claim.clone(),
             grant.token,
             self.clock.clone(),
             grant.valid_until,
         ));
+        // A beat of the ticket may be under way or about to leave; whatever it
+        // was sent for, its answer is the next one to come.
+        let due = matches!(entry.phase, Phase::Queued { due: true, .. });
         entry.phase = Phase::Held(Tenure {
             shared: shared.clone(),
             granted_at: now,
             renew_at: grant.renew_at,
             shard: grant.shard,
-            due: false,
+            due,
             at_risk: false,
             max_hold_at: entry.terms.max_hold.map_or(Moment::NEVER, |max| now + max),
             verifies: Vec::new(),
@@ -310,9 +293,7 @@ impl Driver {
     }
 
     pub(super) fn on_handed_over(&mut self, claim: ClaimId, ticket: u64, token: Option<Token>) {
-        let Some(entry) = self.entries.get_mut(&claim.number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&claim.number) else { return };
         if entry.claim.id != claim {
             return;
         }
@@ -327,19 +308,15 @@ impl Driver {
     /// Trusts a pushed hand-over as far as the ticket's last answer carries it.
     fn hand_over(&mut self, number: u64, ticket: u64, token: Option<Token>) {
         let now = self.clock.now();
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
-        let Phase::Queued { place, due } = &mut entry.phase else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Phase::Queued { place, .. } = &mut entry.phase else { return };
         if place.ticket != ticket {
             return;
         }
         // Either way it is confirmed at once. With little left, the guard
         // waits for that, so that it is not lost as soon as it is given.
         place.renew_at = now;
-        if place.until.since(now) < TICKET / 4 || *due {
+        if place.until.since(now) < TICKET / 4 {
             self.schedule(number);
             return;
         }
@@ -349,9 +326,7 @@ impl Driver {
 
     pub(super) fn on_nudge(&mut self, claim: ClaimId) {
         let now = self.clock.now();
-        let Some(entry) = self.entries.get_mut(&claim.number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&claim.number) else { return };
         if entry.claim.id != claim {
             return;
         }
@@ -366,9 +341,7 @@ impl Driver {
 
     /// Acts on a standing that the engine pushed.
     pub(super) fn on_standing(&mut self, claim: ClaimId, standing: Standing) {
-        let Some(entry) = self.entries.get(&claim.number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get(&claim.number) else { return };
         if entry.claim.id != claim {
             return;
         }
@@ -385,9 +358,7 @@ impl Driver {
     /// Looks at what time has done to a waiting entry.
     pub(super) fn on_patience(&mut self, number: u64, now: Moment) {
         let answered = self.has_answered(number, now);
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         let waited = now.since(entry.started);
         if entry.reply.is_some() && entry.deadline.min(entry.answer_by) <= now {
             if !answered {
@@ -427,9 +398,7 @@ impl Driver {
     /// Whether the engine has answered this acquisition, or those of the same
     /// keeper that it stands behind.
     fn has_answered(&self, number: u64, now: Moment) -> bool {
-        let Some(entry) = self.entries.get(&number) else {
-            return false;
-        };
+        let Some(entry) = self.entries.get(&number) else { return false };
         if !matches!(entry.phase, Phase::Local) {
             return entry.answer_by == Moment::NEVER;
         }
@@ -442,16 +411,12 @@ impl Driver {
     /// Tells a waiting caller whom it waits for.
     pub(super) fn on_inspected(&mut self, number: u64, result: Result<Status>) {
         let now = self.clock.now();
-        let Some(entry) = self.entries.get(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get(&number) else { return };
         if !entry.is_waiting() || entry.reply.is_none() {
             return;
         }
         let ahead = result.as_ref().ok().map(|status| self.ahead(entry, status));
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         entry.look_at = now + Duration::from_secs(1);
         if let (Some(sender), Ok(status)) = (&entry.waiting, result) {
             let waited = now.since(entry.started);
@@ -474,18 +439,14 @@ impl Driver {
 
     /// Ends an acquisition with an error.
     fn fail(&mut self, number: u64, error: Error) {
-        let Some(entry) = self.entries.get(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get(&number) else { return };
         let error = error.about(&entry.claim.name).during("lock").on(&self.info.label);
         self.answer(number, Err(error));
         self.give_up(number);
     }
 
     pub(super) fn answer(&mut self, number: u64, answer: Result<Option<Hold>>) {
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         if let Some(reply) = entry.reply.take() {
             // An unread guard comes back here and releases itself.
             let _ = reply.send(answer);
@@ -493,9 +454,7 @@ impl Driver {
     }
 
     pub(super) fn withdraw(&mut self, number: u64) {
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         if entry.is_waiting() {
             tracing::debug!(name = %entry.claim.name, "withdrawn");
             entry.reply = None;
@@ -505,9 +464,7 @@ impl Driver {
 
     /// Ends a waiting entry whose caller has been answered or is gone.
     pub(super) fn give_up(&mut self, number: u64) {
-        let Some(entry) = self.entries.get(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get(&number) else { return };
         match entry.phase {
             Phase::Local => self.leave(number),
             // The release goes out when this question has been answered, so
@@ -531,9 +488,7 @@ impl Driver {
 
     /// Takes an entry out of its local queue and lets the next one contend.
     pub(super) fn drop_from_queue(&mut self, number: u64, name: &LockName) {
-        let Some(queue) = self.waiting.get_mut(name) else {
-            return;
-        };
+        let Some(queue) = self.waiting.get_mut(name) else { return };
         if queue.front() == Some(&number) {
             queue.pop_front();
         } else {

@@ -43,9 +43,7 @@ impl Shard {
 impl Driver {
     /// Looks at what time has done to an entry.
     pub(super) fn on_wake(&mut self, number: u64, now: Moment) {
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         entry.wake = Moment::NEVER;
         match &entry.phase {
             Phase::Held(_) => self.on_tenure(number, now),
@@ -55,13 +53,9 @@ impl Driver {
     }
 
     fn on_tenure(&mut self, number: u64, now: Moment) {
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         let name = entry.claim.name.clone();
-        let Phase::Held(tenure) = &mut entry.phase else {
-            return;
-        };
+        let Phase::Held(tenure) = &mut entry.phase else { return };
         if tenure.shared.cause().is_some() {
             return;
         }
@@ -106,15 +100,11 @@ impl Driver {
     fn batch(&mut self, id: u32) -> (Vec<Keep>, Duration) {
         let mut batch = Vec::new();
         let mut limit = ANSWER_LIMIT;
-        let Some(shard) = self.shards.get_mut(&id) else {
-            return (batch, limit);
-        };
+        let Some(shard) = self.shards.get_mut(&id) else { return (batch, limit) };
         while batch.len() < BATCH
             && let Some((_, number)) = shard.due.pop_first()
         {
-            let Some(entry) = self.entries.get_mut(&number) else {
-                continue;
-            };
+            let Some(entry) = self.entries.get_mut(&number) else { continue };
             let belief = match &mut entry.phase {
                 Phase::Queued { place, .. } => {
                     limit = limit.min(TICKET / 2);
@@ -135,7 +125,7 @@ impl Driver {
     pub(super) fn on_renewed(
         &mut self,
         shard: u32,
-        claims: Vec<ClaimId>,
+        claims: Vec<(ClaimId, Belief)>,
         results: Result<Vec<Result<Standing>>>,
     ) {
         let now = self.clock.now();
@@ -157,11 +147,18 @@ impl Driver {
                 shard.pause_until = Moment::default();
             }
         }
-        for (claim, result) in claims.into_iter().zip(results) {
-            let Some(entry) = self.entries.get_mut(&claim.number) else {
-                continue;
-            };
+        for ((claim, belief), result) in claims.into_iter().zip(results) {
+            let Some(entry) = self.entries.get_mut(&claim.number) else { continue };
             if entry.claim.id != claim {
+                continue;
+            }
+            // A beat that left before the hand-over was pushed may still say
+            // "queued": true when it was answered, and no longer.
+            if let (Phase::Held(tenure), Belief::Queued { .. }, Ok(Standing::Queued(_))) =
+                (&mut entry.phase, belief, &result)
+            {
+                tenure.due = false;
+                self.schedule(claim.number);
                 continue;
             }
             match result {
@@ -174,9 +171,7 @@ impl Driver {
     /// Acts on what the engine says a kept claim is.
     pub(super) fn on_kept(&mut self, number: u64, standing: Standing) {
         let now = self.clock.now();
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         match &mut entry.phase {
             Phase::Held(tenure) => match standing {
                 Standing::Held(grant) => {
@@ -211,9 +206,7 @@ impl Driver {
     }
 
     fn on_not_kept(&mut self, number: u64, error: Error, now: Moment) {
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         tracing::debug!(name = %entry.claim.name, %error, "not renewed; trying again");
         match &mut entry.phase {
             Phase::Held(tenure) => {
@@ -235,12 +228,8 @@ impl Driver {
     /// Ends a grant for good. The guard's release, or the lease, does the rest:
     /// its user may still be winding up, and the name must not pass on before.
     pub(super) fn lose(&mut self, number: u64, cause: Cause) {
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
-        let Phase::Held(tenure) = &mut entry.phase else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Phase::Held(tenure) = &mut entry.phase else { return };
         if tenure.shared.lose(cause) {
             let cause = tenure.shared.cause();
             tracing::warn!(name = %entry.claim.name, token = ?tenure.shared.token, ?cause, "lost");
@@ -257,9 +246,7 @@ impl Driver {
         let entry = self.entries.get_mut(&claim.number).filter(|entry| entry.claim.id == claim);
         // A reply that is dropped makes the guard look at its own state.
         let Some(entry) = entry else { return };
-        let Phase::Held(tenure) = &mut entry.phase else {
-            return;
-        };
+        let Phase::Held(tenure) = &mut entry.phase else { return };
         if let Some(cause) = tenure.shared.cause() {
             let _ = reply.send(Err(Error::lost(cause.clone())));
             return;

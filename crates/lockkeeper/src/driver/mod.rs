@@ -251,9 +251,7 @@ impl Driver {
 
     /// Puts an entry's next deadline on the alarm.
     fn schedule(&mut self, number: u64) {
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         let next = entry.next_wake();
         if next != entry.wake {
             self.wakes.remove(&(entry.wake, number));

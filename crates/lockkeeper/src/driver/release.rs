@@ -28,9 +28,7 @@ impl Driver {
     /// Starts the end of an entry, whatever it has at the engine.
     pub(super) fn end(&mut self, number: u64, reply: Option<Reply>) {
         let now = self.clock.now();
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         if let Phase::Ending(ending) = &mut entry.phase {
             ending.replies.extend(reply);
             return;
@@ -100,13 +98,9 @@ impl Driver {
     }
 
     pub(super) fn try_release(&mut self, number: u64, now: Moment) {
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         let unsure = entry.unsure;
-        let Phase::Ending(ending) = &mut entry.phase else {
-            return;
-        };
+        let Phase::Ending(ending) = &mut entry.phase else { return };
         if ending.next_at > now {
             return self.schedule(number);
         }
@@ -119,12 +113,8 @@ impl Driver {
 
     pub(super) fn on_released(&mut self, number: u64, result: Result<Found>) {
         let now = self.clock.now();
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
-        let Phase::Ending(ending) = &mut entry.phase else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Phase::Ending(ending) = &mut entry.phase else { return };
         match result {
             Ok(found) => self.finish(number, Ok(found)),
             Err(error) if now >= ending.give_up_at => self.finish(number, Err(error)),
@@ -138,13 +128,9 @@ impl Driver {
     }
 
     fn finish(&mut self, number: u64, result: Result<Found>) {
-        let Some(entry) = self.forget(number) else {
-            return;
-        };
+        let Some(entry) = self.forget(number) else { return };
         self.ending -= 1;
-        let Phase::Ending(ending) = entry.phase else {
-            return;
-        };
+        let Phase::Ending(ending) = entry.phase else { return };
         tracing::debug!(name = %entry.claim.name, ?result, "release");
         let outcome = match (result, ending.lost) {
             (_, Some(cause)) => Ok(Released::AlreadyLost(cause)),
@@ -161,9 +147,7 @@ impl Driver {
 
     /// Ends an entry because its keeper closes.
     pub(super) fn close_entry(&mut self, number: u64) {
-        let Some(entry) = self.entries.get_mut(&number) else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&number) else { return };
         if entry.is_waiting() {
             let closed = || -> Error { invalid("the keeper is closed") };
             self.answer(number, Err(closed()));

@@ -181,12 +181,8 @@ impl Record {
             if self.closed_until > now || !self.fits(mode) {
                 return;
             }
-            let Ok(token) = self.next_token(mode, Token::ZERO) else {
-                return;
-            };
-            let Some(ticket) = self.queue.pop_front() else {
-                return;
-            };
+            let Ok(token) = self.next_token(mode, Token::ZERO) else { return };
+            let Some(ticket) = self.queue.pop_front() else { return };
             effects.rows.push(Row::Ticket(ticket.claim));
             let (claim, number) = (ticket.claim, ticket.number);
             effects.pushes.push(Event::HandedOver { claim, ticket: number, token });
@@ -244,9 +240,7 @@ impl Record {
     /// Refuses a claim that does not belong to this name.
     fn check_use(&self, claim: &Claim) -> Result<(), Refusal> {
         self.check_kind(claim.mode.kind())?;
-        let Mode::Permits { count, of } = claim.mode else {
-            return Ok(());
-        };
+        let Mode::Permits { count, of } = claim.mode else { return Ok(()) };
         let capacity = if self.kind.is_some() { self.capacity } else { of };
         if of != capacity {
             return Err(Refusal::WrongCapacity { stored: capacity });

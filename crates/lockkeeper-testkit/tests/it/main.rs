@@ -1,5 +1,6 @@
 //! Every promise, shown.
 
+mod driver;
 mod memory;
 mod meta;
 

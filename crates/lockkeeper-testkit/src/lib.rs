@@ -1,1 +1,3 @@
 //! kit
+
+pub mod explore;

@@ -364,7 +364,14 @@ fn work(
         }
         Body::Renew(wish, belief) => {
             let claim = setup.claim(id, wish, None);
-            let answer = machine.renew(record, &claim, *belief, Token::ZERO, now, effects);
+            let answer = machine.renew(
+                record,
+                &claim,
+                *belief,
+                Token::new(wish.floor),
+                now,
+                effects,
+            );
             Some(said(record, id, Ok(answer)))
         }
         Body::Release(how) => {

@@ -119,7 +119,8 @@ fn every_state_of_a_name_that_stays_closed_is_sound() {
 }
 
 /// Five clients at most, all kinds, breaks, step-downs, delays, capacities;
-/// `LOCKKEEPER_SEED` repeats the history of a failure.
+/// `LOCKKEEPER_SEED` repeats the history of a failure, and `LOCKKEEPER_STEPS`
+/// walks further than an ordinary run.
 #[test]
 fn ten_million_random_steps_are_sound() {
     let given = std::env::var("LOCKKEEPER_SEED").ok();
@@ -130,7 +131,10 @@ fn ten_million_random_steps_are_sound() {
                 .expect("LOCKKEEPER_SEED must be a whole number")
         },
     );
-    let report = walk(seed, 10_000_000, |setup| setup);
+    let steps = std::env::var("LOCKKEEPER_STEPS")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let report = walk(seed, steps.unwrap_or(10_000_000), |setup| setup);
     println!("from seed {seed}: {report}");
     assert!(report.breach.is_none(), "{report}");
     assert!(
@@ -336,4 +340,16 @@ fn a_break_that_does_not_wait_is_caught() {
 #[test]
 fn a_name_that_is_never_closed_is_caught() {
     server_caught_by(Law::Closed, &mutants::NeverClosed);
+}
+
+#[test]
+fn a_release_that_tells_less_is_caught() {
+    server_caught_by(Law::Rows, &mutants::ReleaseTellsLess);
+    found_by_search(Law::Rows, two_clients().on(&mutants::ReleaseTellsLess));
+}
+
+#[test]
+fn a_release_that_wakes_nobody_is_caught() {
+    server_caught_by(Law::Wake, &mutants::ReleaseWakesNobody);
+    found_by_search(Law::Wake, two_clients().on(&mutants::ReleaseWakesNobody));
 }

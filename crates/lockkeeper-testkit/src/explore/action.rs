@@ -1,6 +1,6 @@
 //! Everything that can happen next.
 
-use lockkeeper::engine::{Intent, Mode, Revoke};
+use lockkeeper::engine::{Intent, Revoke};
 use lockkeeper::{ClaimId, KeeperId};
 
 use super::check::{self, Breach};
@@ -85,7 +85,8 @@ impl World {
         if client.hands().any(|hand| self.may_beat(setup, hand)) {
             out.push(Action::Beat(id));
         }
-        let steps = setup.downgrade && main.wish.mode == Mode::Write && client.below.is_none();
+        // A reader that tries it is refused.
+        let steps = setup.downgrade && client.below.is_none();
         if steps && main.believes(self.now) && client.turns <= setup.limits.turns {
             out.push(Action::StepDown(id));
         }

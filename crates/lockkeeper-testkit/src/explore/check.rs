@@ -5,7 +5,9 @@ use lockkeeper::model::{Held, Record, Ticket, Time};
 use lockkeeper::{ClaimId, Token};
 use std::fmt;
 
+use super::rows::{self, Others};
 use super::setup::{Setup, at};
+use super::wake;
 use super::world::{Body, Client, Hand, Message, Phase, Said, Scratch, World};
 
 /// What must be true.
@@ -35,9 +37,13 @@ pub enum Law {
     Closed,
     /// An answer says what the record says.
     Answer,
+    /// Nobody waits for what is free, and whoever wins or loses is told.
+    Wake,
+    /// A step tells every row it changed.
+    Rows,
     /// Whoever keeps waiting while all others are silent is granted in bounded time.
     Stuck,
-    /// When all have let go, nothing stays.
+    /// Whoever lets go leaves nothing; when all have, nothing stays.
     Leftover,
 }
 
@@ -90,8 +96,9 @@ impl Ghost {
 /// A record before a step.
 #[derive(Debug, Default)]
 pub struct Snapshot {
-    holders: Vec<Held>,
-    queue: Vec<Ticket>,
+    pub(super) holders: Vec<Held>,
+    pub(super) queue: Vec<Ticket>,
+    pub(super) others: Others,
     capacity: u32,
 }
 
@@ -99,17 +106,18 @@ impl Snapshot {
     pub(super) fn take(&mut self, record: &Record) {
         self.holders.clone_from(&record.holders);
         self.capacity = record.capacity;
+        self.others.take(record);
         self.queue.clear();
         self.queue.extend(record.queue.iter().cloned());
     }
 
-    fn holder(&self, claim: ClaimId, now: Time) -> Option<&Held> {
+    pub(super) fn holder(&self, claim: ClaimId, now: Time) -> Option<&Held> {
         self.holders
             .iter()
             .find(|held| held.claim == claim && held.until > now)
     }
 
-    fn ticket(&self, claim: ClaimId, now: Time) -> Option<&Ticket> {
+    pub(super) fn ticket(&self, claim: ClaimId, now: Time) -> Option<&Ticket> {
         self.queue
             .iter()
             .find(|ticket| ticket.claim == claim && ticket.until > now)
@@ -162,17 +170,35 @@ pub(super) fn step(
     step.holders_left(ghost)?;
     step.holders_agree()?;
     step.queue(ghost)?;
-    step.tickets_left()?;
+    step.tickets_left(ghost)?;
+    let pushes = &scratch.effects.pushes;
+    wake::check(setup, step.before, after, request, pushes, step.now)?;
+    rows::check(setup, step.before, after, &scratch.effects.rows)?;
     if let Some(said) = said {
         step.answered(said)?;
     }
-    if matches!(request.body, Body::Release(_)) && !ghost.released.contains(&request.claim) {
-        ghost.released.push(request.claim);
+    match request.body {
+        Body::Release(_) => step.released(ghost),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 impl Step<'_> {
+    /// Whatever the claim had is gone, and nothing of it may come back.
+    fn released(&self, ghost: &mut Ghost) -> Result<(), Breach> {
+        let (claim, after) = (self.request.claim, self.after);
+        let stays = after.holders.iter().any(|held| held.claim == claim)
+            || after.queue.iter().any(|ticket| ticket.claim == claim)
+            || after.watchers.iter().any(|watcher| watcher.claim == claim);
+        self.setup.demand(Law::Leftover, !stays, || {
+            format!("{claim:?} was released but stays")
+        })?;
+        if !ghost.released.contains(&claim) {
+            ghost.released.push(claim);
+        }
+        Ok(())
+    }
+
     /// Works out on its own until when the name must stay closed.
     fn close(&self, ghost: &mut Ghost) {
         for held in &self.before.holders {
@@ -219,11 +245,7 @@ impl Step<'_> {
         self.setup
             .demand(Law::Owner, !broken || held.until == known.until, || {
                 format!("{claim:?} was renewed although it is broken")
-            })?;
-        let ended = matches!(self.request.body, Body::Release(_)) && self.request.claim == claim;
-        self.setup.demand(Law::Answer, !ended, || {
-            format!("{claim:?} was released but holds")
-        })
+            })
     }
 
     /// A grant that was not there before.
@@ -244,15 +266,8 @@ impl Step<'_> {
         setup.demand(Law::Finished, !ghost.released.contains(&claim), || {
             format!("{claim:?} was granted after its release")
         })?;
-        let above = asked
-            .flatten()
-            .and_then(|above| self.before.holder(above, self.now));
-        if let Some(above) = above {
-            let fine =
-                above.mode == Mode::Write && held.mode == Mode::Read && above.token == held.token;
-            return setup.demand(Law::Token, fine, || {
-                format!("{claim:?} stepped down wrongly")
-            });
+        if let Some(above) = asked.flatten() {
+            return self.stepped_down(held, above);
         }
         let in_order = match held.mode.is_exclusive() {
             true => held.token.is_some_and(|token| token > ghost.highest),
@@ -283,6 +298,18 @@ impl Step<'_> {
         let used = self.after.permits_used();
         setup.demand(Law::Permits, used <= u64::from(capacity), || {
             format!("{claim:?} makes it {used} permits of {capacity}")
+        })
+    }
+
+    /// A read beside the write it steps down from, which holds at that instant.
+    fn stepped_down(&self, held: &Held, above: ClaimId) -> Result<(), Breach> {
+        let above = self.after.holders.iter().find(|other| other.claim == above);
+        let fine = held.mode == Mode::Read
+            && above.is_some_and(|above| {
+                above.mode == Mode::Write && above.token == held.token && above.revoked.is_none()
+            });
+        self.setup.demand(Law::Token, fine, || {
+            format!("{:?} stepped down wrongly", held.claim)
         })
     }
 
@@ -368,7 +395,7 @@ impl Step<'_> {
     }
 
     /// Live tickets that are there no more.
-    fn tickets_left(&self) -> Result<(), Breach> {
+    fn tickets_left(&self, ghost: &mut Ghost) -> Result<(), Breach> {
         for ticket in self
             .before
             .queue
@@ -385,6 +412,12 @@ impl Step<'_> {
             let fine = match self.request.body {
                 Body::Release(_) if claim == self.request.claim => !waits && !holds,
                 Body::Capacity(_) => true,
+                // Served and broken in one step. Only without a token can a
+                // late break mean an earlier grant of the same claim.
+                Body::Revoke(None, Revoke::Now) if claim == self.request.claim && !waits => {
+                    ghost.exempt.push(claim);
+                    true
+                }
                 _ => waits || holds,
             };
             self.setup

@@ -226,15 +226,28 @@ impl World {
             until,
             since,
         };
-        if hand.under.is_some() {
+        if hand.under.is_none() {
+            return Ok(());
+        }
+        let (below, above) = (
+            *hand,
+            client.main.filter(|main| main.claim != message.claim),
+        );
+        match above {
             // The step down is done, so the write is released.
-            let above = client.main.filter(|main| main.claim != message.claim);
-            if let Some(above) = above {
+            Some(above) if above.believes(now) && is_token(&above, token) => {
                 self.let_go(setup, &above);
             }
+            // The write that was meant is over, and others may have written
+            // since: what was granted here is no step down from it.
+            _ => self.let_go(setup, &below),
         }
         Ok(())
     }
+}
+
+fn is_token(hand: &Hand, expected: Option<Token>) -> bool {
+    matches!(hand.phase, Phase::Holding { token, .. } if token == expected)
 }
 
 /// Notes the latest ticket, and how long a hand-over to it can be trusted.

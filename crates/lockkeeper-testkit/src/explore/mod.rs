@@ -14,8 +14,10 @@ mod client;
 mod future;
 mod machine;
 pub mod mutants;
+mod rows;
 mod search;
 mod setup;
+mod wake;
 mod walk;
 mod world;
 

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use lockkeeper::engine::{Belief, Claim, Found, Intent, Mode, Release, Revoke, TICKET};
-use lockkeeper::model::{Answer, Effects, Held, Record, Refusal, Ticket, Time};
+use lockkeeper::model::{Answer, Effects, Held, Record, Refusal, Row, Ticket, Time};
 use lockkeeper::{ClaimId, Token};
 
 use super::machine::Machine;
@@ -424,6 +424,49 @@ impl Machine for NeverClosed {
         record.settle(now, effects);
         record.closed_until = Time::default();
         record.acquire(claim, intent, floor, now, effects)
+    }
+}
+
+/// A release passes the name to nobody: the next one who asks does.
+#[derive(Debug)]
+pub struct ReleaseWakesNobody;
+
+impl Machine for ReleaseWakesNobody {
+    fn release(
+        &self,
+        record: &mut Record,
+        claim: ClaimId,
+        how: Release,
+        now: Time,
+        effects: &mut Effects,
+    ) -> Found {
+        if own_ticket(record, claim).is_some() {
+            return record.release(claim, how, now, effects);
+        }
+        record.settle(now, effects);
+        let waiting = std::mem::take(&mut record.queue);
+        let found = record.release(claim, how, now, effects);
+        record.queue = waiting;
+        found
+    }
+}
+
+/// A release does not tell that its claim must be remembered.
+#[derive(Debug)]
+pub struct ReleaseTellsLess;
+
+impl Machine for ReleaseTellsLess {
+    fn release(
+        &self,
+        record: &mut Record,
+        claim: ClaimId,
+        how: Release,
+        now: Time,
+        effects: &mut Effects,
+    ) -> Found {
+        let found = record.release(claim, how, now, effects);
+        effects.rows.retain(|row| *row != Row::Finished(claim));
+        found
     }
 }
 

@@ -48,10 +48,10 @@ impl fmt::Display for Report {
         } else {
             "and there are more"
         };
-        write!(
-            f,
-            "{states} states ({end}), {steps} steps, {futures} futures"
-        )?;
+        if *states > 0 {
+            write!(f, "{states} states ({end}), ")?;
+        }
+        write!(f, "{steps} steps, {futures} futures")?;
         let Some((breach, way)) = breach else {
             return Ok(());
         };

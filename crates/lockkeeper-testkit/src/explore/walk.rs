@@ -148,7 +148,7 @@ fn draw(rng: &mut Rng) -> Setup {
     let wishes = (0..clients).map(|_| vec![wish(), wish()]).collect();
     let mut setup = Setup::new(wishes);
     setup.lease = rng.u64(2..=4);
-    setup.downgrade = rng.bool();
+    setup.downgrade = kind == 1 && rng.bool();
     setup.limits = Limits {
         turns: u32::MAX - 1,
         resends: u8::MAX,

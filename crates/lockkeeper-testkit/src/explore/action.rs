@@ -3,7 +3,8 @@
 use lockkeeper::engine::{Intent, Revoke};
 use lockkeeper::{ClaimId, KeeperId};
 
-use super::check::{self, Breach};
+use super::belief;
+use super::law::Breach;
 use super::setup::Setup;
 use super::world::{Body, Hand, Message, Phase, Scratch, World};
 
@@ -157,7 +158,7 @@ impl World {
                 self.ghost.prune(&self.clients, &self.flight);
             }
         }
-        check::beliefs(setup, self)
+        belief::check(setup, self)
     }
 
     fn deliver(

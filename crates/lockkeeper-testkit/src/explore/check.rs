@@ -1,128 +1,13 @@
-//! The laws: what must be true of every step and in every state.
+//! What must be true of every step of the server.
 
+use lockkeeper::ClaimId;
 use lockkeeper::engine::{Belief, Intent, Mode, Revoke};
 use lockkeeper::model::{Held, Record, Ticket, Time};
-use lockkeeper::{ClaimId, Token};
-use std::fmt;
 
-use super::rows::{self, Others};
+use super::law::{Breach, Ghost, Law, Snapshot};
 use super::setup::{Setup, at};
-use super::wake;
-use super::world::{Body, Client, Hand, Message, Phase, Said, Scratch, World};
-
-/// What must be true.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Law {
-    /// No two believe to hold in conflicting modes; nor does the record say so.
-    Exclusion,
-    /// No more permits are granted or believed in than there are.
-    Permits,
-    /// Whoever believes has a live grant at least as long, and no step shortens one.
-    Belief,
-    /// Earlier live tickets are granted first, and keep their places.
-    Fifo,
-    /// A failed attempt leaves nothing behind.
-    Attempt,
-    /// Every exclusive grant has a higher token; asking again keeps it.
-    Token,
-    /// A grant is one interval: what has ended never comes back.
-    Revival,
-    /// Grants and tickets are made by acquire and by the queue, by nothing else.
-    Creation,
-    /// Only its owner or a break that names it ends a live grant.
-    Owner,
-    /// A claim that was released is never granted or queued again.
-    Finished,
-    /// Nobody is granted a name that is closed.
-    Closed,
-    /// An answer says what the record says.
-    Answer,
-    /// Nobody waits for what is free, and whoever wins or loses is told.
-    Wake,
-    /// A step tells every row it changed.
-    Rows,
-    /// Whoever keeps waiting while all others are silent is granted in bounded time.
-    Stuck,
-    /// Whoever lets go leaves nothing; when all have, nothing stays.
-    Leftover,
-}
-
-/// A law that did not hold.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Breach {
-    /// Which one.
-    pub law: Law,
-    /// What happened.
-    pub why: String,
-}
-
-impl fmt::Display for Breach {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {}", self.law, self.why)
-    }
-}
-
-/// What only the checker knows of the past.
-#[derive(Clone, Debug, Default)]
-pub struct Ghost {
-    /// The highest token ever granted.
-    pub highest: Token,
-    /// Until when the name must stay closed.
-    pub closed: Time,
-    /// The largest capacity there ever was.
-    pub capacity: u32,
-    /// Claims whose release the server has seen while more of them is under way.
-    pub released: Vec<ClaimId>,
-    /// Claims taken by a break that does not wait, whose owners may not know yet.
-    pub exempt: Vec<ClaimId>,
-}
-
-impl Ghost {
-    /// Forgets what can make no difference any more.
-    pub(super) fn prune(&mut self, clients: &[Client], flight: &[Message]) {
-        self.released.retain(|claim| {
-            flight
-                .iter()
-                .any(|message| message.claim == *claim && message.body.is_request())
-        });
-        self.exempt.retain(|claim| {
-            clients[claim.number as usize]
-                .hands()
-                .any(|hand| hand.claim == *claim)
-        });
-    }
-}
-
-/// A record before a step.
-#[derive(Debug, Default)]
-pub struct Snapshot {
-    pub(super) holders: Vec<Held>,
-    pub(super) queue: Vec<Ticket>,
-    pub(super) others: Others,
-    capacity: u32,
-}
-
-impl Snapshot {
-    pub(super) fn take(&mut self, record: &Record) {
-        self.holders.clone_from(&record.holders);
-        self.capacity = record.capacity;
-        self.others.take(record);
-        self.queue.clear();
-        self.queue.extend(record.queue.iter().cloned());
-    }
-
-    pub(super) fn holder(&self, claim: ClaimId, now: Time) -> Option<&Held> {
-        self.holders
-            .iter()
-            .find(|held| held.claim == claim && held.until > now)
-    }
-
-    pub(super) fn ticket(&self, claim: ClaimId, now: Time) -> Option<&Ticket> {
-        self.queue
-            .iter()
-            .find(|ticket| ticket.claim == claim && ticket.until > now)
-    }
-}
+use super::world::{Body, Message, Said, Scratch, World};
+use super::{rows, wake};
 
 /// One step of the server, seen from both sides.
 struct Step<'a> {
@@ -471,54 +356,4 @@ impl Step<'_> {
             _ => Ok(()),
         }
     }
-}
-
-/// Checks what clients believe at this instant.
-pub(super) fn beliefs(setup: &Setup, world: &World) -> Result<(), Breach> {
-    let mut permits = 0;
-    for (index, client) in world.clients.iter().enumerate() {
-        for hand in believers(world, client) {
-            if let Mode::Permits { count, .. } = hand.wish.mode {
-                permits += count;
-            }
-            covered(setup, world, hand)?;
-            for other in world.clients.iter().skip(index + 1) {
-                for rival in believers(world, other) {
-                    let alone = hand.wish.mode.is_exclusive() || rival.wish.mode.is_exclusive();
-                    setup.demand(Law::Exclusion, !alone, || {
-                        format!(
-                            "{:?} and {:?} both believe to hold",
-                            hand.claim, rival.claim
-                        )
-                    })?;
-                }
-            }
-        }
-    }
-    setup.demand(Law::Permits, permits <= world.ghost.capacity, || {
-        format!(
-            "{permits} permits of {} are believed in",
-            world.ghost.capacity
-        )
-    })
-}
-
-fn believers<'a>(world: &'a World, client: &'a Client) -> impl Iterator<Item = &'a Hand> {
-    let exempt = |hand: &&Hand| !world.ghost.exempt.contains(&hand.claim);
-    client
-        .hands()
-        .filter(|hand| hand.believes(world.now))
-        .filter(exempt)
-}
-
-/// A belief is covered by a grant at least as long.
-fn covered(setup: &Setup, world: &World, hand: &Hand) -> Result<(), Breach> {
-    let Phase::Holding { token, until, .. } = hand.phase else {
-        return Ok(());
-    };
-    let grant =
-        |held: &Held| held.claim == hand.claim && held.token == token && held.until >= at(until);
-    setup.demand(Law::Belief, world.record.holders.iter().any(grant), || {
-        format!("{:?} believes until {until} without a grant", hand.claim)
-    })
 }

@@ -8,7 +8,7 @@ use lockkeeper::engine::{Belief, Intent, Mode, Revoke};
 use lockkeeper::model::Time;
 use lockkeeper::{ClaimId, Token};
 
-use super::check::{Breach, Law};
+use super::law::{Breach, Law};
 use super::setup::{Setup, TICKET_SECS, Validity, Wish};
 use super::world::{Body, Hand, Message, Phase, Said, World, ending};
 
@@ -234,12 +234,16 @@ impl World {
             client.main.filter(|main| main.claim != message.claim),
         );
         match above {
-            // The step down is done, so the write is released.
-            Some(above) if above.believes(now) && is_token(&above, token) => {
+            Some(above) if !setup.rules.match_write || is_token(&above, token) => {
+                setup.demand(Law::Revival, is_token(&above, token), || {
+                    format!("{:?} stepped down from a write that was over", above.claim)
+                })?;
+                // The step down is done, so the write is released.
                 self.let_go(setup, &above);
             }
-            // The write that was meant is over, and others may have written
-            // since: what was granted here is no step down from it.
+            // The write that was meant is over. The record may hold a later
+            // grant of the same claim, which a late request brought about;
+            // others may have written in between.
             _ => self.let_go(setup, &below),
         }
         Ok(())

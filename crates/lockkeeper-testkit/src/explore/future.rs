@@ -6,7 +6,7 @@ use lockkeeper::engine::{Belief, Mode, REMEMBER, Release};
 use lockkeeper::model::{Answer, Effects, Record, Refusal};
 use lockkeeper::{ClaimId, Token};
 
-use super::check::{Breach, Law};
+use super::law::{Breach, Law};
 use super::setup::{Setup, TICKET_SECS, Wish, at};
 use super::world::{Body, Hand, Phase, World};
 

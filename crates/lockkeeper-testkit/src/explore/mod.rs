@@ -9,9 +9,12 @@
 //! wrong variants, of servers and of clients, each of which it has to catch.
 
 mod action;
+mod belief;
 mod check;
 mod client;
+mod fingerprint;
 mod future;
+mod law;
 mod machine;
 pub mod mutants;
 mod rows;
@@ -22,7 +25,7 @@ mod walk;
 mod world;
 
 pub use action::Action;
-pub use check::{Breach, Ghost, Law, Snapshot};
+pub use law::{Breach, Ghost, Law, Snapshot};
 pub use machine::{Honest, Machine};
 pub use search::{Order, Report, search};
 pub use setup::{Limits, Rules, Setup, Validity, Wish};

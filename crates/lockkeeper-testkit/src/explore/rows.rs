@@ -4,7 +4,7 @@ use lockkeeper::engine::Kind;
 use lockkeeper::model::{Finished, Record, Row, Time, Watcher};
 use lockkeeper::{ClaimId, Token};
 
-use super::check::{Breach, Law, Snapshot};
+use super::law::{Breach, Law, Snapshot};
 use super::setup::Setup;
 
 /// The rest of a record before a step.

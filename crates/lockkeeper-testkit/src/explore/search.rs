@@ -5,8 +5,8 @@ use std::fmt::{self, Write};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::action::Action;
-use super::check::Breach;
 use super::future;
+use super::law::Breach;
 use super::setup::Setup;
 use super::world::{Scratch, World};
 

@@ -7,7 +7,7 @@ use lockkeeper::engine::{About, Claim, Intent, Mode, TICKET};
 use lockkeeper::model::Time;
 use lockkeeper::{ClaimId, KeeperId, LockName};
 
-use super::check::{Breach, Law};
+use super::law::{Breach, Law};
 use super::machine::{Honest, Machine};
 
 /// How long a ticket lives, in seconds: the step of time in a world.
@@ -72,6 +72,8 @@ pub struct Rules {
     pub validity: Validity,
     /// Whether a push must name the ticket of the last "queued" answer.
     pub match_ticket: bool,
+    /// Whether a step down counts only with the token of the write it is from.
+    pub match_write: bool,
     /// Whether a release with an unanswered request behind it says so.
     pub unsure: bool,
 }
@@ -81,6 +83,7 @@ impl Rules {
     pub const HONEST: Rules = Rules {
         validity: Validity::Answered,
         match_ticket: true,
+        match_write: true,
         unsure: true,
     };
 }

@@ -3,7 +3,7 @@
 use lockkeeper::engine::{Event, Mode};
 use lockkeeper::model::{Record, Time};
 
-use super::check::{Breach, Law, Snapshot};
+use super::law::{Breach, Law, Snapshot};
 use super::setup::Setup;
 use super::world::{Body, Message};
 

@@ -4,8 +4,8 @@ use fastrand::Rng;
 use lockkeeper::engine::{Intent, Mode, Revoke};
 
 use super::action::Action;
-use super::check::Breach;
 use super::future;
+use super::law::Breach;
 use super::search::{Report, describe};
 use super::setup::{Limits, Setup, Wish};
 use super::world::{Body, Scratch, World};

@@ -359,7 +359,8 @@ fn a_release_that_wakes_nobody_is_caught() {
     found_by_search(Law::Wake, two_clients().on(&mutants::ReleaseWakesNobody));
 }
 
-/// Too rare for worlds of every kind, so these are made for it.
+/// Too rare for worlds of every kind, so these are made for it; from seed 1
+/// it takes two million steps, so the walk begins nearer to it.
 #[test]
 fn a_step_down_from_a_write_that_is_over_is_caught() {
     let writers = |_| {
@@ -371,13 +372,12 @@ fn a_step_down_from_a_write_that_is_over_is_caught() {
         setup.limits.age = 5;
         setup
     };
-    let wrong = walk(1, 20_000_000, |setup| writers(setup).by(ANY_WRITE));
-    println!("{wrong}");
+    let wrong = walk(9_000, 20_000_000, |setup| writers(setup).by(ANY_WRITE));
     assert_eq!(
         wrong.breach.as_ref().map(|(breach, _)| breach.law),
         Some(Law::Revival),
         "{wrong}"
     );
-    let honest = walk(1, wrong.steps, writers);
+    let honest = walk(9_000, wrong.steps, writers);
     assert!(honest.breach.is_none(), "{honest}");
 }

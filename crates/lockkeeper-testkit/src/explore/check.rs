@@ -337,6 +337,15 @@ impl Step<'_> {
                     format!("{claim:?} was told busy but left something behind")
                 })
             }
+            (Body::Acquire(wish, None), Said::Refused) => {
+                let live = |ticket: &&Ticket| ticket.until > self.now;
+                let waiting = self.after.queue.iter().filter(live).count();
+                let full = waiting >= self.setup.limits.waiters as usize;
+                let wrong_capacity = matches!(wish.mode, Mode::Permits { .. });
+                self.setup.demand(Law::Answer, full || wrong_capacity, || {
+                    format!("{claim:?} was refused although only {waiting} wait")
+                })
+            }
             (Body::Renew(_, belief), Said::Held(..)) => {
                 let known = self.before.holder(claim, self.now);
                 let waited = self.before.ticket(claim, self.now).is_some();

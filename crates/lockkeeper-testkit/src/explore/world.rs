@@ -44,8 +44,8 @@ pub struct Hand {
     pub under: Option<ClaimId>,
     /// Where it stands.
     pub phase: Phase,
-    /// How many requests were never answered; from [`Hand::UNSURE`] on it is
-    /// not counted any more, and stays.
+    /// How many requests were never answered; two are not counted down any
+    /// more, which keeps the world finite and errs on the unsure side.
     pub unanswered: u8,
     /// When the last request was sent; kept only for the rule that needs it.
     pub sent: u64,

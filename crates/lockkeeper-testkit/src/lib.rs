@@ -7,6 +7,7 @@
 
 pub mod cases;
 pub mod child;
+pub mod explore;
 pub mod history;
 mod stage;
 pub mod start;

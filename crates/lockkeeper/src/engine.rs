@@ -600,7 +600,8 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// Takes a grant from its owner, who is told by push and on its next renewal.
     ///
     /// Compares the victim's claim and token, so a late duplicate can never
-    /// hit a later holder.
+    /// hit a later holder. (A reader or permit has no token: there a claim
+    /// that its own late duplicate granted anew is hit.)
     async fn revoke(
         &self,
         name: &LockName,

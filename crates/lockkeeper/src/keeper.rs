@@ -396,16 +396,24 @@ async fn assemble(
 fn about_us() -> About {
     let named = |variable| std::env::var(variable).ok().filter(|name| !name.is_empty());
     About {
-        who: named("USER").or_else(|| named("LOGNAME")).unwrap_or_else(user_number),
+        who: named("USER").or_else(|| named("LOGNAME")).unwrap_or_else(user_name),
         host: host_name(),
         pid: std::process::id(),
         note: String::new(),
     }
 }
 
+/// The user's name where the environment does not tell: cron jobs, services.
 #[cfg(unix)]
-fn user_number() -> String {
-    format!("uid {}", rustix::process::getuid().as_raw())
+fn user_name() -> String {
+    let user = rustix::process::getuid().as_raw().to_string();
+    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let entry = |line: &str| {
+        let mut fields = line.split(':');
+        let name = fields.next()?.to_owned();
+        (fields.nth(1)? == user).then_some(name)
+    };
+    users.lines().find_map(entry).unwrap_or_else(|| format!("uid {user}"))
 }
 
 #[cfg(unix)]
@@ -414,7 +422,7 @@ fn host_name() -> String {
 }
 
 #[cfg(not(unix))]
-fn user_number() -> String {
+fn user_name() -> String {
     "somebody".to_owned()
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
-use crate::driver::link::{Link, Message, Terms};
+use crate::driver::link::{Footprint, Link, Message, Terms};
 use crate::driver::{ANSWER_LIMIT, CellWatch, Driver, Parts, backoff, limited};
 use crate::engine::{
     About, Cell, CellOp, Connect, Cursor, Engine, EngineInfo, Events, Found, Holder, Page, Revoke,
@@ -282,6 +282,17 @@ impl Keeper {
             return Ok(());
         }
         answer.await.unwrap_or(Ok(()))
+    }
+
+    /// Says how much the driver has in hand.
+    ///
+    /// # Cancel safety
+    /// Changes nothing.
+    #[doc(hidden)]
+    pub async fn footprint(&self) -> Result<Footprint> {
+        let (reply, answer) = oneshot::channel();
+        self.0.link.post(Message::Measure(reply))?;
+        answer.await.map_err(|_| invalid("the keeper is closed"))
     }
 
     pub(crate) fn link(&self) -> &Arc<Link> {

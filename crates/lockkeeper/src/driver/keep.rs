@@ -34,6 +34,10 @@ impl Shard {
         self.due.insert((deadline, number));
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.due.len()
+    }
+
     /// When its next renewal can go out.
     pub(super) fn next_try(&self) -> Moment {
         if self.under_way || self.due.is_empty() { Moment::NEVER } else { self.pause_until }

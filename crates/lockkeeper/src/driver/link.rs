@@ -35,6 +35,31 @@ pub(crate) enum Message {
     Flush(std::sync::mpsc::SyncSender<()>),
     /// Give back everything and end.
     Close { reply: oneshot::Sender<Result<()>> },
+    /// Say how much is in hand.
+    Measure(oneshot::Sender<Footprint>),
+}
+
+/// How much a driver has in hand; for tests that nothing is left in it.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// Acquisitions and grants, and claims that are being given back.
+    pub entries: usize,
+    /// Names with a local queue.
+    pub queues: usize,
+    /// Deadlines of entries.
+    pub wakes: usize,
+    /// Engine calls under way.
+    pub flights: usize,
+    /// Claims whose renewal is due.
+    pub due: usize,
+}
+
+impl Footprint {
+    /// Whether there is nothing left.
+    pub fn is_empty(&self) -> bool {
+        *self == Footprint::default()
+    }
 }
 
 /// The terms of a lock, worked out from its options once per handle.

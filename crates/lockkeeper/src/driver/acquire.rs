@@ -150,7 +150,17 @@ impl Driver {
                 tracing::debug!(name = %entry.claim.name, %error, "no answer; asking again");
                 self.schedule(number);
             }
-            Err(error) => self.fail(number, error),
+            Err(error) => {
+                // The question has been answered: with a refusal there is
+                // nothing at the engine, unless an earlier one may still arrive.
+                let unsure = entry.unsure;
+                self.tell(number, error);
+                if unsure {
+                    self.end(number, None);
+                } else {
+                    self.leave(number);
+                }
+            }
         }
     }
 
@@ -428,10 +438,14 @@ impl Driver {
 
     /// Ends an acquisition with an error.
     fn fail(&mut self, number: u64, error: Error) {
+        self.tell(number, error);
+        self.give_up(number);
+    }
+
+    fn tell(&mut self, number: u64, error: Error) {
         let Some(entry) = self.entries.get(&number) else { return };
         let error = error.about(&entry.claim.name).during("lock").on(&self.info.label);
         self.answer(number, Err(error));
-        self.give_up(number);
     }
 
     pub(super) fn answer(&mut self, number: u64, answer: Result<Option<Hold>>) {

@@ -129,7 +129,9 @@ impl Entry {
 impl Tenure {
     fn next_wake(&self) -> Moment {
         if self.shared.cause().is_some() {
-            return Moment::NEVER;
+            // The guard may have seen its end first: who asked is still to be told.
+            let told = self.verifies.is_empty() && self.verifying.is_empty();
+            return if told { Moment::NEVER } else { Moment::default() };
         }
         let risk = if self.at_risk { Moment::NEVER } else { self.shared.at_risk_at() };
         let renew = if self.due { Moment::NEVER } else { self.renew_at };

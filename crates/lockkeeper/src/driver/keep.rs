@@ -60,8 +60,8 @@ impl Driver {
         let Some(entry) = self.entries.get_mut(&number) else { return };
         let name = entry.claim.name.clone();
         let Phase::Held(tenure) = &mut entry.phase else { return };
-        if tenure.shared.cause().is_some() {
-            return;
+        if let Some(cause) = tenure.shared.cause().cloned() {
+            return self.lose(number, cause);
         }
         if tenure.max_hold_at <= now {
             self.lose(number, Cause::HeldTooLong);

@@ -174,17 +174,22 @@ impl Driver {
         }
     }
 
-    fn wait(&mut self, number: u64, place: Place) {
+    fn wait(&mut self, number: u64, mut place: Place) {
+        let now = self.clock.now();
         let Some(entry) = self.entries.get_mut(&number) else { return };
-        let early = match entry.phase {
-            Phase::Asking { early, .. } => early,
-            _ => None,
+        let (early, news) = match entry.phase {
+            Phase::Asking { early, nudged } => (early, nudged),
+            Phase::Queued { nudged, .. } => (None, nudged),
+            _ => (None, false),
         };
+        if news {
+            place.renew_at = now;
+        }
         if matches!(entry.phase, Phase::Asking { .. }) {
             tracing::debug!(name = %entry.claim.name, ahead = ?place.ahead, "wait");
         }
         entry.setbacks = 0;
-        entry.phase = Phase::Queued { place, due: false };
+        entry.phase = Phase::Queued { place, due: false, nudged: false };
         let name = entry.claim.name.clone();
         if let Some((ticket, token)) = early {
             self.hand_over(number, ticket, token);
@@ -272,10 +277,11 @@ impl Driver {
         // A beat of the ticket may be under way or about to leave; whatever it
         // was sent for, its answer is the next one to come.
         let due = matches!(entry.phase, Phase::Queued { due: true, .. });
+        let news = matches!(entry.phase, Phase::Asking { nudged: true, .. });
         entry.phase = Phase::Held(Tenure {
             shared: shared.clone(),
             granted_at: now,
-            renew_at: grant.renew_at,
+            renew_at: if news { now } else { grant.renew_at },
             shard: grant.shard,
             due,
             at_risk: false,
@@ -309,13 +315,13 @@ impl Driver {
     fn hand_over(&mut self, number: u64, ticket: u64, token: Option<Token>) {
         let now = self.clock.now();
         let Some(entry) = self.entries.get_mut(&number) else { return };
-        let Phase::Queued { place, .. } = &mut entry.phase else { return };
+        let Phase::Queued { place, due, nudged } = &mut entry.phase else { return };
         if place.ticket != ticket {
             return;
         }
         // Either way it is confirmed at once. With little left, the guard
         // waits for that, so that it is not lost as soon as it is given.
-        place.renew_at = now;
+        (place.renew_at, *nudged) = (now, *due);
         if place.until.since(now) < TICKET / 4 {
             self.schedule(number);
             return;
@@ -332,7 +338,7 @@ impl Driver {
         }
         match &mut entry.phase {
             Phase::Again { at } => *at = now,
-            Phase::Queued { place, .. } => place.renew_at = now,
+            Phase::Queued { place, due, nudged } => (place.renew_at, *nudged) = (now, *due),
             Phase::Asking { nudged, .. } => *nudged = true,
             _ => {}
         }
@@ -341,16 +347,17 @@ impl Driver {
 
     /// Acts on a standing that the engine pushed.
     pub(super) fn on_standing(&mut self, claim: ClaimId, standing: Standing) {
-        let Some(entry) = self.entries.get(&claim.number) else { return };
+        let Some(entry) = self.entries.get_mut(&claim.number) else { return };
         if entry.claim.id != claim {
             return;
         }
-        match (&entry.phase, standing) {
+        match (&mut entry.phase, standing) {
             (Phase::Queued { .. } | Phase::Again { .. }, standing) => {
                 self.take(claim.number, standing);
             }
             (Phase::Held(_), standing) => self.on_kept(claim.number, standing),
-            // An answer is under way that knows at least as much.
+            // An answer is under way, which may be older than this.
+            (Phase::Asking { nudged, .. }, _) => *nudged = true,
             _ => {}
         }
     }
@@ -382,7 +389,7 @@ impl Driver {
         let name = entry.claim.name.clone();
         match &mut entry.phase {
             Phase::Again { at } if *at <= now => self.ask(number),
-            Phase::Queued { place, due } if place.renew_at <= now && !*due => {
+            Phase::Queued { place, due, .. } if place.renew_at <= now && !*due => {
                 *due = true;
                 let (shard, until) = (place.shard, place.until);
                 self.shards.entry(shard).or_default().add(until, number);

@@ -43,13 +43,18 @@ pub(super) enum Phase {
     Asking {
         /// A hand-over that overtook the answer: its ticket and token.
         early: Option<(u64, Option<Token>)>,
-        /// A nudge that overtook the answer.
+        /// News that overtook the answer, which may not know of it.
         nudged: bool,
     },
     /// To be asked again then: no answer, busy, or a new claim.
     Again { at: Moment },
     /// In the engine's queue.
-    Queued { place: Place, due: bool },
+    Queued {
+        place: Place,
+        due: bool,
+        /// News that came while a beat was due or under way.
+        nudged: bool,
+    },
     /// Granted.
     Held(Tenure),
     /// Being given back.
@@ -117,7 +122,7 @@ impl Entry {
         match &self.phase {
             Phase::Local | Phase::Asking { .. } => patience(),
             Phase::Again { at } => patience().min(*at),
-            Phase::Queued { place, due } => {
+            Phase::Queued { place, due, .. } => {
                 patience().min(if *due { Moment::NEVER } else { place.renew_at })
             }
             Phase::Held(tenure) => tenure.next_wake(),

@@ -220,8 +220,8 @@ impl Driver {
                     let _ = verify.send(Err(error.clone()));
                 }
             }
-            Phase::Queued { place, due } => {
-                *due = false;
+            Phase::Queued { place, due, nudged } => {
+                (*due, *nudged) = (false, false);
                 place.renew_at = now;
             }
             _ => return,

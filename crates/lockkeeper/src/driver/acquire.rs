@@ -241,6 +241,10 @@ impl Driver {
         let was_unsure = std::mem::take(&mut entry.unsure);
         entry.claim = Arc::new(claim);
         entry.setbacks += 1;
+        if entry.intent == Intent::Try {
+            // No deadline bounds it, only this.
+            entry.answer_by = now + ANSWER_LIMIT;
+        }
         let pause = if entry.setbacks == 1 { Duration::ZERO } else { backoff(entry.setbacks) };
         entry.phase = Phase::Again { at: now + pause };
         tracing::debug!(name = %old.name, "the place is gone; queueing anew");

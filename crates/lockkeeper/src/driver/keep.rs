@@ -105,17 +105,21 @@ impl Driver {
         let mut batch = Vec::new();
         let mut limit = ANSWER_LIMIT;
         let Some(shard) = self.shards.get_mut(&id) else { return (batch, limit) };
+        // An engine that took longer the last time is given longer: it may be
+        // slow, and a beat that is always cut short would cost every grant
+        // that shares its batch.
+        let patience = 1 << shard.failures.min(3);
         while batch.len() < BATCH
             && let Some((_, number)) = shard.due.pop_first()
         {
             let Some(entry) = self.entries.get_mut(&number) else { continue };
             let belief = match &mut entry.phase {
                 Phase::Queued { place, .. } => {
-                    limit = limit.min(TICKET / 2);
+                    limit = limit.min(TICKET / 2 * patience);
                     Belief::Queued { ticket: place.ticket }
                 }
                 Phase::Held(tenure) if tenure.shared.cause().is_none() => {
-                    limit = limit.min(entry.claim.lease / 2);
+                    limit = limit.min(entry.claim.lease / 2 * patience);
                     tenure.verifying.append(&mut tenure.verifies);
                     Belief::Held { token: tenure.shared.token }
                 }

@@ -29,8 +29,9 @@ use crate::semaphore::Semaphore;
 use crate::token::KeeperId;
 use crate::url;
 
-/// How often a call that is not a lock is repeated when no answer comes.
-const INSIST: u32 = 20;
+/// How long a call that is not a lock is repeated when no answer comes; what is
+/// left of the answer limit then is for the last try.
+const INSIST: Duration = Duration::from_secs(4);
 
 /// A connection to an engine, and everything that is locked through it.
 ///
@@ -326,20 +327,26 @@ impl Keeper {
         F: Future<Output = Result<T>> + Send + 'static,
     {
         let insist = move |engine: Arc<dyn Engine>| async move {
-            let mut tries = 0;
+            let start = tokio::time::Instant::now();
+            let (mut tries, mut unknown) = (0, None);
             loop {
-                let error = match limited(ANSWER_LIMIT, ask(engine.clone())).await {
+                let limit = ANSWER_LIMIT.saturating_sub(start.elapsed());
+                let error = match limited(limit, ask(engine.clone())).await {
                     Err(error) if error.is_silence() => error,
                     answer => return answer,
                 };
-                tries += 1;
-                if tries > INSIST {
-                    return Err(error);
+                // What may have been done stays unknown, whatever comes after.
+                if error.kind() == ErrorKind::Unknown {
+                    unknown = Some(error.clone());
                 }
-                tokio::time::sleep(backoff(tries)).await;
+                tries += 1;
+                let pause = backoff(tries);
+                if start.elapsed() + pause > INSIST {
+                    return Err(unknown.unwrap_or(error));
+                }
+                tokio::time::sleep(pause).await;
             }
         };
-        let insist = move |engine| limited(ANSWER_LIMIT, insist(engine));
         self.0.link.call(operation, insist).await
     }
 

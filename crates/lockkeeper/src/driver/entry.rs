@@ -109,6 +109,11 @@ impl Entry {
         !matches!(self.phase, Phase::Held(_) | Phase::Ending(_))
     }
 
+    /// Whether its caller is gone, but not yet what it may have at the engine.
+    pub(super) fn is_orphan(&self) -> bool {
+        matches!(self.phase, Phase::Asking { .. }) && self.reply.is_none()
+    }
+
     /// The earliest moment at which something is to be done for it.
     pub(super) fn next_wake(&self) -> Moment {
         let patience = || {

@@ -171,6 +171,9 @@ impl Link {
         self.post(Message::Call(call)).map_err(|error| error.during(operation))?;
         match answer.await {
             Ok(answer) => answer.map_err(|error| error.during(operation).on(&self.info.label)),
+            Err(_) if self.inbox.is_closed() => {
+                Err(invalid("the keeper is closed").during(operation).on(&self.info.label))
+            }
             Err(_) => {
                 Err(Error::new(ErrorKind::Unexpected, "the call broke off; the log says why")
                     .during(operation)

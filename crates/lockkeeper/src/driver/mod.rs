@@ -295,7 +295,11 @@ impl Driver {
 
     /// Whether there is nothing left to do, ever.
     fn is_over(&mut self) -> bool {
-        if self.ending == 0 {
+        // Looked at all of them only while somebody waits for it.
+        if self.ending == 0
+            && !self.flushes.is_empty()
+            && !self.entries.values().any(Entry::is_orphan)
+        {
             for flush in self.flushes.drain(..) {
                 let _ = flush.send(());
             }

@@ -1,0 +1,1 @@
+//! People and machines gone: killed, stopped, rebooted, out of space.

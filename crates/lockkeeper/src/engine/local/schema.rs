@@ -5,6 +5,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, params};
 
 use super::failure::{Stage, explain};
@@ -75,7 +76,12 @@ fn prepare(db: &Connection, max_pages: Option<u32>, boot: &str) -> Result<(), Op
     if let Some(pages) = max_pages {
         db.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))?;
     }
-    db.execute_batch("PRAGMA temp_store = MEMORY; PRAGMA journal_size_limit = 4194304")?;
+    // The log is copied back by `tidy`, outside the guard, and not at every
+    // close: that would cost a short-lived program two waits for the disk.
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    // Plans do not depend on bound values, so that none is made twice.
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
+    db.execute_batch("PRAGMA temp_store = MEMORY; PRAGMA wal_autocheckpoint = 0")?;
     full_sync(db, || {
         if is_new {
             create_tables(db, boot)?;
@@ -157,6 +163,19 @@ pub(super) fn raise_ceiling(db: &Connection, token: u64) -> rusqlite::Result<()>
         db.execute("UPDATE meta SET ceiling = ?1", [raised])?;
         db.execute_batch("COMMIT")
     })
+}
+
+/// Copies the log back into the database once it is longer than `limit`.
+///
+/// Others can go on meanwhile. The next writer then starts the log anew, so it
+/// stays about that long, and the first to open the database, who has to read
+/// all of it, reads little.
+pub(super) fn tidy(db: &Connection, place: &Place, limit: u64) {
+    let mut log = place.database().into_os_string();
+    log.push("-wal");
+    if fs::metadata(&log).is_ok_and(|meta| meta.len() > limit) {
+        let _ = db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+    }
 }
 
 /// The ceiling as it is, and raised by a step, and above `token`.

@@ -32,6 +32,13 @@ use crate::token::KeeperId;
 const BATCH: usize = 256;
 /// How often what the dead left is looked for, while there is work to do.
 const SWEEP: Duration = Duration::from_secs(60);
+/// How long the log may get while we work, and when we leave.
+const LOG: u64 = 4 << 20;
+const LOG_AT_END: u64 = 1 << 20;
+/// After how many transactions its length is looked at.
+const TIDY: u32 = 64;
+/// One in how many openings forgets idle names.
+const FORGETFUL: u8 = 64;
 /// How often our own proof of life is looked after.
 const ASSURE: Duration = Duration::from_secs(1);
 
@@ -152,6 +159,8 @@ struct Clerk {
     postman: Postman,
     swept: Instant,
     assured: Instant,
+    /// Writes since the log was last looked at.
+    writes: u32,
 }
 
 impl Clerk {
@@ -169,9 +178,19 @@ impl Clerk {
         drop(locked);
         let postman = Postman::new(&place);
         let now = Instant::now();
-        let mut clerk =
-            Clerk { place, keeper, db, guard, identity, session, postman, swept: now, assured: now };
-        clerk.sweep();
+        let mut clerk = Clerk {
+            place,
+            keeper,
+            db,
+            guard,
+            identity,
+            session,
+            postman,
+            swept: now,
+            assured: now,
+            writes: 0,
+        };
+        clerk.sweep(fastrand::u8(..FORGETFUL) == 0);
         Ok(clerk)
     }
 
@@ -192,8 +211,12 @@ impl Clerk {
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             self.postman.retry();
+            if self.writes >= TIDY {
+                self.writes = 0;
+                schema::tidy(&self.db, &self.place, LOG);
+            }
             if self.swept.elapsed() >= SWEEP {
-                self.sweep();
+                self.sweep(true);
             }
         }
         self.end();
@@ -272,6 +295,7 @@ impl Clerk {
             }
         };
         drop(locked);
+        self.writes += u32::from(write);
         self.postman.deliver(outbox);
         Ok(())
     }
@@ -283,15 +307,18 @@ impl Clerk {
         }
     }
 
-    /// Ends what dead keepers left, and forgets what is long idle.
-    fn sweep(&mut self) {
+    /// Ends what dead keepers left, and perhaps forgets what is long idle.
+    fn sweep(&mut self, forget: bool) {
         self.swept = Instant::now();
         let dead = live::dead_sessions(&self.place.dir);
+        if dead.is_empty() && !forget {
+            return;
+        }
         let done = self.transact(Access::Write, |desk| {
             for &keeper in &dead {
                 desk.end_session(keeper)?;
             }
-            desk.forget_idle()
+            if forget { desk.forget_idle() } else { Ok(()) }
         });
         match done {
             Ok(()) => {
@@ -310,6 +337,7 @@ impl Clerk {
             left = desk.has_left(keeper)?;
             Ok(())
         });
+        schema::tidy(&self.db, &self.place, LOG_AT_END);
         if let Some(session) = self.session.take() {
             session.end(looked.is_ok() && !left);
         }

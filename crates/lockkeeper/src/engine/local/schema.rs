@@ -167,15 +167,25 @@ pub(super) fn raise_ceiling(db: &Connection, token: u64) -> rusqlite::Result<()>
 
 /// Copies the log back into the database once it is longer than `limit`.
 ///
-/// Others can go on meanwhile. The next writer then starts the log anew, so it
-/// stays about that long, and the first to open the database, who has to read
-/// all of it, reads little.
+/// Others can go on meanwhile, and the next writer starts the log anew.
 pub(super) fn tidy(db: &Connection, place: &Place, limit: u64) {
-    let mut log = place.database().into_os_string();
-    log.push("-wal");
-    if fs::metadata(&log).is_ok_and(|meta| meta.len() > limit) {
+    if log_bytes(place) > limit {
         let _ = db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
     }
+}
+
+/// Empties the log if it is longer than `limit` and nobody else uses it: the
+/// first to open the database has to read all of it.
+pub(super) fn tidy_at_end(db: &Connection, place: &Place, limit: u64) {
+    if log_bytes(place) > limit && db.busy_timeout(Duration::ZERO).is_ok() {
+        let _ = db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+    }
+}
+
+fn log_bytes(place: &Place) -> u64 {
+    let mut log = place.database().into_os_string();
+    log.push("-wal");
+    fs::metadata(&log).map_or(0, |meta| meta.len())
 }
 
 /// The ceiling as it is, and raised by a step, and above `token`.

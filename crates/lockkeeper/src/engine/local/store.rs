@@ -34,7 +34,7 @@ const BATCH: usize = 256;
 const SWEEP: Duration = Duration::from_secs(60);
 /// How long the log may get while we work, and when we leave.
 const LOG: u64 = 4 << 20;
-const LOG_AT_END: u64 = 1 << 20;
+const LOG_AT_END: u64 = 1 << 19;
 /// After how many transactions its length is looked at.
 const TIDY: u32 = 64;
 /// One in how many openings forgets idle names.
@@ -337,7 +337,7 @@ impl Clerk {
             left = desk.has_left(keeper)?;
             Ok(())
         });
-        schema::tidy(&self.db, &self.place, LOG_AT_END);
+        schema::tidy_at_end(&self.db, &self.place, LOG_AT_END);
         if let Some(session) = self.session.take() {
             session.end(looked.is_ok() && !left);
         }

@@ -27,7 +27,10 @@ fn main() -> Outcome<()> {
 }
 
 fn parent() -> Outcome<()> {
-    println!("{:<8} {:>9} {:>5}  {:>10}  {:>9} {:>9} {:>9}", "what", "processes", "name", "per second", "p50 us", "p99 us", "max us");
+    println!(
+        "{:<8} {:>9} {:>5}  {:>10}  {:>9} {:>9} {:>9}",
+        "what", "processes", "name", "per second", "p50 us", "p99 us", "max us"
+    );
     for (what, count, shared) in [
         ("flock", 1, false),
         ("local", 1, false),
@@ -71,7 +74,12 @@ fn row(what: &str, count: usize, shared: bool) -> Outcome<()> {
     let at = |part: f64| spans[((spans.len() - 1) as f64 * part) as usize] as f64 / 1000.0;
     let rate = spans.len() as f64 / SPAN.as_secs_f64();
     let name = if shared { "one" } else { "own" };
-    println!("{what:<8} {count:>9} {name:>5}  {rate:>10.0}  {:>9.1} {:>9.1} {:>9.1}", at(0.5), at(0.99), at(1.0));
+    println!(
+        "{what:<8} {count:>9} {name:>5}  {rate:>10.0}  {:>9.1} {:>9.1} {:>9.1}",
+        at(0.5),
+        at(0.99),
+        at(1.0)
+    );
     Ok(())
 }
 
@@ -89,7 +97,10 @@ fn child(what: &str, dir: &Path, name: &str) -> Outcome<()> {
             let keeper = runtime.block_on(Keeper::new(Local::at(dir)))?;
             let mutex = keeper.mutex(name);
             let spans = cycles(|| {
-                runtime.block_on(async { Ok(drop(mutex.lock().await?.release().await?)) })
+                runtime.block_on(async {
+                    let _ = mutex.lock().await?.release().await?;
+                    Ok(())
+                })
             })?;
             runtime.block_on(keeper.close())?;
             spans
@@ -99,7 +110,7 @@ fn child(what: &str, dir: &Path, name: &str) -> Outcome<()> {
             cycles(|| {
                 runtime.block_on(async {
                     let keeper = Keeper::new(Local::at(dir)).await?;
-                    drop(keeper.mutex(name).lock().await?.release().await?);
+                    let _ = keeper.mutex(name).lock().await?.release().await?;
                     Ok(keeper.close().await?)
                 })
             })?

@@ -99,7 +99,8 @@ impl Keeper {
             let runtime = match runtime {
                 Ok(runtime) => runtime,
                 Err(error) => {
-                    let error = Error::new(ErrorKind::Unexpected, "no I/O to be had").because(error);
+                    let error =
+                        Error::new(ErrorKind::Unexpected, "no I/O to be had").because(error);
                     let _ = ready.send(Err(error));
                     return;
                 }
@@ -121,12 +122,14 @@ impl Keeper {
             });
         };
         let name = "lockkeeper".to_owned();
-        let failed = |error| Error::new(ErrorKind::Unexpected, "no thread to be had").because(error);
+        let failed =
+            |error| Error::new(ErrorKind::Unexpected, "no thread to be had").because(error);
         thread::Builder::new().name(name).spawn(body).map_err(failed)?;
         match opened.await {
             Ok(keeper) => keeper.map_err(|error| error.during("connect").on(&label)),
             Err(_) => {
-                let error = Error::new(ErrorKind::Unexpected, "the engine panicked; the log says why");
+                let error =
+                    Error::new(ErrorKind::Unexpected, "the engine panicked; the log says why");
                 Err(error.during("connect").on(&label))
             }
         }
@@ -376,7 +379,9 @@ async fn assemble(
     let engine = limited(ANSWER_LIMIT, connect.open(seat.clone())).await.map_err(|error| {
         match error.kind() {
             // Nothing was locked yet, so nothing is unknown.
-            ErrorKind::Unknown => Error::new(ErrorKind::Unreachable, "no answer in time").because(error),
+            ErrorKind::Unknown => {
+                Error::new(ErrorKind::Unreachable, "no answer in time").because(error)
+            }
             _ => error,
         }
     })?;

@@ -12,11 +12,8 @@ pub(crate) fn parse(url: &str) -> Result<Arc<dyn Connect>> {
         return local(url);
     }
     let Some((scheme, rest)) = url.split_once(':') else {
-        return Err(invalid(format!(
-            "{:?} is not an engine URL; try local: or memory:",
-            redact(url)
-        ))
-        .during("connect"));
+        let text = format!("{:?} is not an engine URL; try local: or memory:", redact(url));
+        return Err(invalid(text).during("connect"));
     };
     match (scheme, rest) {
         ("local", dir) => local(dir),
@@ -39,10 +36,10 @@ fn local(dir: &str) -> Result<Arc<dyn Connect>> {
     match dir {
         "" => Ok(Arc::new(Local::of_user())),
         // Two slashes would name a host, and there is none to ask.
-        _ if dir.starts_with("//") && !dir.starts_with("///") => Err(invalid(format!(
-            "local:{dir} names a host; write local:/some/directory"
-        ))
-        .during("connect")),
+        _ if dir.starts_with("//") && !dir.starts_with("///") => {
+            Err(invalid(format!("local:{dir} names a host; write local:/some/directory"))
+                .during("connect"))
+        }
         _ => Ok(Arc::new(Local::at(dir))),
     }
 }

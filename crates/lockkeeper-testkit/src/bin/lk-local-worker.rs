@@ -63,13 +63,7 @@ async fn work(dir: &Path) -> Outcome<()> {
     Ok(())
 }
 
-async fn cycle(
-    keeper: &Keeper,
-    dir: &Path,
-    count: u32,
-    seed: u64,
-    names: &[&str],
-) -> Outcome<()> {
+async fn cycle(keeper: &Keeper, dir: &Path, count: u32, seed: u64, names: &[&str]) -> Outcome<()> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut out = io::stdout().lock();
     for _ in 0..count {

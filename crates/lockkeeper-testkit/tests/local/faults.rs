@@ -157,7 +157,12 @@ async fn a_reboot_ends_every_lock_and_no_token_comes_back() {
     let status = after.status("m").await.unwrap();
     assert!(status.holders.is_empty() && status.waiters.is_empty(), "{status:?}");
     let new = after.mutex("m").lock().await.unwrap();
-    assert!(new.token().get() >= guard.token().get() + (1 << 20) - 1, "{} after {}", new.token(), guard.token());
+    assert!(
+        new.token().get() >= guard.token().get() + (1 << 20) - 1,
+        "{} after {}",
+        new.token(),
+        guard.token()
+    );
     // Numbers that are no claims outlive it.
     assert_eq!(after.latch("l").remaining().await.unwrap(), Some(2));
     assert_eq!(after.latch("l").count_down("a").await.unwrap(), Some(2));

@@ -146,9 +146,8 @@ async fn a_power_cut_never_repeats_a_token() {
     let mut dir = temp.path().join("boot-0");
     let mut highest: BTreeMap<String, Token> = BTreeMap::new();
     for boot in 1..=8 {
-        let keeper = Keeper::new(Local::at(&dir).with_boot_id(&format!("boot {boot}")))
-            .await
-            .unwrap();
+        let keeper =
+            Keeper::new(Local::at(&dir).with_boot_id(&format!("boot {boot}"))).await.unwrap();
         for round in 0..40 {
             // A name of its own per boot is forgotten by the cut altogether.
             for name in ["old".to_owned(), format!("new-{}", (boot + round) % 3)] {

@@ -269,12 +269,15 @@ impl Driver {
             self.clock.clone(),
             grant.valid_until,
         ));
+        // A beat of the ticket may be under way or about to leave; whatever it
+        // was sent for, its answer is the next one to come.
+        let due = matches!(entry.phase, Phase::Queued { due: true, .. });
         entry.phase = Phase::Held(Tenure {
             shared: shared.clone(),
             granted_at: now,
             renew_at: grant.renew_at,
             shard: grant.shard,
-            due: false,
+            due,
             at_risk: false,
             max_hold_at: entry.terms.max_hold.map_or(Moment::NEVER, |max| now + max),
             verifies: Vec::new(),
@@ -306,19 +309,18 @@ impl Driver {
     fn hand_over(&mut self, number: u64, ticket: u64, token: Option<Token>) {
         let now = self.clock.now();
         let Some(entry) = self.entries.get_mut(&number) else { return };
-        let Phase::Queued { place, due } = &mut entry.phase else { return };
+        let Phase::Queued { place, .. } = &mut entry.phase else { return };
         if place.ticket != ticket {
             return;
         }
         // Either way it is confirmed at once. With little left, the guard
         // waits for that, so that it is not lost as soon as it is given.
         place.renew_at = now;
-        if place.until.since(now) < TICKET / 4 || *due {
+        if place.until.since(now) < TICKET / 4 {
             self.schedule(number);
             return;
         }
-        let grant =
-            Grant { token, valid_until: place.until, renew_at: now, shard: place.shard };
+        let grant = Grant { token, valid_until: place.until, renew_at: now, shard: place.shard };
         self.deliver(number, grant);
     }
 

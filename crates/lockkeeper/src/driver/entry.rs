@@ -108,7 +108,11 @@ impl Entry {
     pub(super) fn next_wake(&self) -> Moment {
         let patience = || {
             let limits = self.deadline.min(self.answer_by);
-            if self.reply.is_none() { Moment::NEVER } else { limits.min(self.look_at).min(self.nag_at) }
+            if self.reply.is_none() {
+                Moment::NEVER
+            } else {
+                limits.min(self.look_at).min(self.nag_at)
+            }
         };
         match &self.phase {
             Phase::Local | Phase::Asking { .. } => patience(),

@@ -207,13 +207,7 @@ impl Engine for MemoryEngine {
             polled: false,
             tokens: TokenStrength::Process,
             caveat: "locks and tokens end with the process".into(),
-            kinds: vec![
-                Kind::Mutex,
-                Kind::ReadWrite,
-                Kind::Semaphore,
-                Kind::Latch,
-                Kind::Fence,
-            ],
+            kinds: vec![Kind::Mutex, Kind::ReadWrite, Kind::Semaphore, Kind::Latch, Kind::Fence],
             min_lease: LockOptions::MIN_LEASE,
         }
     }

@@ -98,13 +98,7 @@ impl Engine for LocalEngine {
             polled: false,
             tokens: TokenStrength::Durable,
             caveat: CAVEAT.into(),
-            kinds: vec![
-                Kind::Mutex,
-                Kind::ReadWrite,
-                Kind::Semaphore,
-                Kind::Latch,
-                Kind::Fence,
-            ],
+            kinds: vec![Kind::Mutex, Kind::ReadWrite, Kind::Semaphore, Kind::Latch, Kind::Fence],
             min_lease: LockOptions::MIN_LEASE,
         }
     }

@@ -80,7 +80,9 @@ impl Place {
 
 /// Whether a home directory can hold our state.
 fn is_ours(home: &Path) -> bool {
-    let local = |home: &Path| statfs(home).is_ok_and(|fs| network(fs.f_type as u64 & 0xffff_ffff).is_none());
+    let local = |home: &Path| {
+        statfs(home).is_ok_and(|fs| network(fs.f_type as u64 & 0xffff_ffff).is_none())
+    };
     fs::metadata(home).is_ok_and(|meta| meta.is_dir() && meta.uid() == geteuid().as_raw())
         && local(home)
 }
@@ -128,7 +130,8 @@ fn check_content(dir: &Path, meta: &Metadata) -> Result<()> {
                 let name = name.to_string_lossy();
                 name != GUARD && !name.starts_with(DATABASE) && !name.starts_with(SESSION)
             };
-            let foreign = entries.flatten().map(|entry| entry.file_name()).find(|name| foreign(name));
+            let foreign =
+                entries.flatten().map(|entry| entry.file_name()).find(|name| foreign(name));
             foreign.map_or(Ok(()), |name| {
                 Err(invalid(format!(
                     "{} is used for something else (it has {name:?}); locks need a directory \

@@ -275,12 +275,7 @@ fn store_counted(
     Ok(())
 }
 
-fn store_holder(
-    db: &Connection,
-    name: &LockName,
-    id: ClaimId,
-    held: Option<&Held>,
-) -> Result<()> {
+fn store_holder(db: &Connection, name: &LockName, id: ClaimId, held: Option<&Held>) -> Result<()> {
     let Some(held) = held else { return delete(db, "holders", name, id) };
     let sql = "INSERT OR REPLACE INTO holders (name, session, number, turn, mode, permits, \
                capacity, token, until, since, lock_delay, who, host, pid, note, revoked) \

@@ -195,10 +195,7 @@ fn raised(db: &Connection, token: u64) -> rusqlite::Result<(i64, i64)> {
 }
 
 /// Does something that must be on the disk before anybody relies on it.
-fn full_sync(
-    db: &Connection,
-    work: impl FnOnce() -> rusqlite::Result<()>,
-) -> rusqlite::Result<()> {
+fn full_sync(db: &Connection, work: impl FnOnce() -> rusqlite::Result<()>) -> rusqlite::Result<()> {
     db.execute_batch("PRAGMA synchronous = FULL")?;
     let changes = db.total_changes();
     let done = work();

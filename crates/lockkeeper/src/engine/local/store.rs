@@ -71,7 +71,8 @@ impl Store {
             }
             let _ = end.send(());
         };
-        let failed = |error| Error::new(ErrorKind::Unexpected, "no thread to be had").because(error);
+        let failed =
+            |error| Error::new(ErrorKind::Unexpected, "no thread to be had").because(error);
         thread::Builder::new().name("lockkeeper-db".to_owned()).spawn(body).map_err(failed)?;
         let place = opened.await.unwrap_or_else(|_| Err(gone()))?;
         let (jobs, ended) = (Mutex::new(Some(jobs)), Mutex::new(Some(ended)));
@@ -243,7 +244,8 @@ impl Clerk {
     /// Runs requests in one transaction, all or none.
     fn attempt(&mut self, jobs: &mut [Box<dyn Job>]) -> Result<(), (Stage, Error)> {
         let access = jobs.iter().map(|job| job.access());
-        let access = access.fold(Access::Read, |all, one| if one == Access::Write { one } else { all });
+        let access =
+            access.fold(Access::Read, |all, one| if one == Access::Write { one } else { all });
         self.transact(access, |desk| jobs.iter_mut().try_for_each(|job| job.run(desk)))
     }
 
@@ -377,9 +379,7 @@ fn open_guard(place: &Place) -> Result<File> {
             .open(&path)
     };
     let file = match open(true) {
-        Ok(file) => file
-            .set_permissions(Permissions::from_mode(place.mode))
-            .map(|()| file),
+        Ok(file) => file.set_permissions(Permissions::from_mode(place.mode)).map(|()| file),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => open(false),
         Err(error) => Err(error),
     };
@@ -407,10 +407,8 @@ impl Identity {
         if Identity::of(place)? == *self {
             return Ok(());
         }
-        let text = format!(
-            "the files in {} were replaced by others; connect anew",
-            place.dir.display()
-        );
+        let text =
+            format!("the files in {} were replaced by others; connect anew", place.dir.display());
         Err(Error::new(ErrorKind::Unreachable, text))
     }
 }

@@ -233,7 +233,10 @@ mod tests {
         let name = LockName::new("a\0b").unwrap();
         let wakes = [
             Wake::HandedOver { claim: claim(1), ticket: 9, token: Some(Token::new(u64::MAX)) },
-            Wake::Gone { claim: claim(2), cause: Cause::Broken { reason: "x".repeat(1024).into() } },
+            Wake::Gone {
+                claim: claim(2),
+                cause: Cause::Broken { reason: "x".repeat(1024).into() },
+            },
             Wake::Nudge { claim: claim(3) },
             Wake::Cell { name },
         ];

@@ -316,16 +316,19 @@ impl Keeper {
     {
         let insist = move |engine: Arc<dyn Engine>| async move {
             let mut tries = 0;
+            let start = tokio::time::Instant::now();
             loop {
                 let error = match limited(ANSWER_LIMIT, ask(engine.clone())).await {
                     Err(error) if error.is_silence() => error,
                     answer => return answer,
                 };
                 tries += 1;
-                if tries > INSIST {
+                let pause = backoff(tries);
+                // What the engine said last is worth more than that time is up.
+                if tries > INSIST || start.elapsed() + pause >= ANSWER_LIMIT {
                     return Err(error);
                 }
-                tokio::time::sleep(backoff(tries)).await;
+                tokio::time::sleep(pause).await;
             }
         };
         let insist = move |engine| limited(ANSWER_LIMIT, insist(engine));

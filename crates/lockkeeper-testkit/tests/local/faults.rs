@@ -190,6 +190,7 @@ async fn a_full_disk_is_said_and_nothing_is_half_done() {
         assert!(guards.len() < 1000, "the disk is never full");
     };
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    assert!(error.to_string().contains("disk is full"), "{error}");
     held.verify().await.unwrap();
     let listed = small.list("n", None, 1000).await.unwrap().entries;
     assert_eq!(listed.len(), guards.len(), "half a lock is listed");
@@ -223,6 +224,7 @@ async fn a_full_file_system_is_said_and_nothing_is_half_done() {
         assert!(guards.len() < 10_000, "the disk is never full");
     };
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    assert!(error.to_string().contains("disk is full"), "{error}");
     assert!(held.is_held());
     std::fs::remove_file(&filler).unwrap();
     until("it works again", async || small.mutex("again").try_lock().await.is_ok()).await;
@@ -255,6 +257,7 @@ async fn a_database_locked_by_a_foreign_program_is_said_and_waited_out() {
     let options = LockOptions::default().with_wait(millis(1200));
     let error = here.mutex("m").with_options(options).lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    assert!(error.to_string().contains("another program"), "{error}");
     let blocked = guard.verify().await.unwrap_err();
     assert_eq!(blocked.kind(), ErrorKind::Unreachable, "{blocked}");
     assert!(blocked.to_string().contains("another program"), "{blocked}");
@@ -290,6 +293,7 @@ async fn a_directory_removed_under_load_is_said() {
     while let Some(error) = load.join_next().await {
         let error = error.unwrap();
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        assert!(error.to_string().contains("does not exist"), "{error}");
     }
     // The holder is told in time, although nobody can renew it.
     let cause = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();

@@ -123,22 +123,41 @@ async fn a_waiter_stopped_in_the_queue_delays_it_a_little() {
 }
 
 #[tokio::test]
-async fn lock_delay_follows_a_killed_holder() {
+async fn lock_delay_follows_a_killed_holder_and_no_release() {
     let temp = tempfile::tempdir().unwrap();
     let here = keeper(temp.path()).await;
-    let delay = millis(400);
-    let options = LockOptions::default().with_lock_delay(delay);
-    // A keeper that ends without a word: its thread is told to forget it.
-    let gone = keeper(temp.path()).await;
-    let guard = gone.mutex("m").with_options(options.clone()).lock().await.unwrap();
-    assert_eq!(guard.release().await.unwrap(), Released::Released);
-    assert!(here.mutex("m").try_lock().await.unwrap().is_some(), "a release is no failure");
-    drop(options);
     let mut holder = Worker::start(temp.path());
-    holder.want("d", 30_000);
+    holder.want_with_delay("m", 30_000, 400);
     holder.held();
+    assert_eq!(holder.ask("release").split(' ').next(), Some("Released"));
+    assert!(here.mutex("m").try_lock().await.unwrap().is_some(), "a release is no failure");
+    until("given back", async || here.status("m").await.unwrap().holders.is_empty()).await;
+    holder.want_with_delay("m", 30_000, 400);
+    holder.held();
+    let start = Instant::now();
     holder.kill();
-    until("free after a kill", async || here.mutex("d").try_lock().await.unwrap().is_some()).await;
+    let _guard = here.mutex("m").lock().await.unwrap();
+    assert!(start.elapsed() >= millis(400), "{:?}", start.elapsed());
+    assert!(start.elapsed() < millis(2000), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_fork_does_not_keep_the_locks_of_a_killed_parent() {
+    let temp = tempfile::tempdir().unwrap();
+    let here = keeper(temp.path()).await;
+    let mut holder = Worker::start(temp.path());
+    holder.want("m", 30_000);
+    holder.held();
+    let child: i32 = holder.ask("fork").parse().unwrap();
+    assert!(here.mutex("m").try_lock().await.unwrap().is_none());
+    holder.kill();
+    let start = Instant::now();
+    let free = async || here.mutex("m").try_lock().await.unwrap().is_some();
+    until("free", free).await;
+    let took = start.elapsed();
+    let child = rustix::process::Pid::from_raw(child).unwrap();
+    rustix::process::kill_process(child, Signal::KILL).expect("the fork was still there");
+    assert!(took < millis(1000), "{took:?}");
 }
 
 #[tokio::test]

@@ -113,6 +113,18 @@ mod tests {
         assert_ne!(parse("memory:").unwrap().label(), parse("memory:").unwrap().label());
     }
 
+    #[cfg(all(unix, feature = "local"))]
+    #[test]
+    fn a_path_is_the_embedded_engine() {
+        for url in ["local:/var/locks", "/var/locks", "local:///var/locks"] {
+            let label = parse(url).unwrap().label();
+            assert!(label.ends_with("/var/locks") && label.starts_with("local:"), "{label}");
+        }
+        assert_eq!(&*parse("local:").unwrap().label(), "local:");
+        assert!(parse("./locks").unwrap().label().starts_with("local:/"));
+        assert!(parse("local://host/locks").is_err());
+    }
+
     #[test]
     fn nonsense_is_refused() {
         for url in ["", "memory", "nothing:x", &format!("memory:{}", "x".repeat(300))] {

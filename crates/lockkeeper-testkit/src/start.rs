@@ -11,3 +11,9 @@ pub async fn memory() -> Stage {
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     Stage::new(format!("memory:stage-{number}"), ()).await
 }
+
+/// The embedded engine in a directory of its own.
+pub async fn local() -> Stage {
+    let temp = tempfile::tempdir().expect("a directory for the engine");
+    Stage::new(format!("local:{}", temp.path().display()), temp).await
+}

@@ -69,7 +69,8 @@ struct Inner {
 }
 
 impl Keeper {
-    /// Opens the engine behind a URL: `memory:` (private) or `memory:NAME`.
+    /// Opens the engine behind a URL: `local:` (the user's own), `local:/dir` or
+    /// a plain path, `memory:` (private) or `memory:NAME`.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] for a URL that makes no sense, and whatever the

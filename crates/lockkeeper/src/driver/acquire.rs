@@ -57,6 +57,7 @@ impl Driver {
             answer_by: ask.started + ANSWER_LIMIT,
             unsure: false,
             setbacks: 0,
+            trouble: None,
             look_at: if ask.waiting.is_some() { ask.started + TICKET / 4 } else { Moment::NEVER },
             waiting: ask.waiting,
             nag_at: ask.started + NAG,
@@ -148,6 +149,7 @@ impl Driver {
                 let at = self.clock.now() + backoff(entry.setbacks);
                 entry.phase = Phase::Again { at };
                 tracing::debug!(name = %entry.claim.name, %error, "no answer; asking again");
+                entry.trouble = Some(error);
                 self.schedule(number);
             }
             Err(error) => {
@@ -373,8 +375,8 @@ impl Driver {
         let waited = now.since(entry.started);
         if entry.reply.is_some() && entry.deadline.min(entry.answer_by) <= now {
             if !answered {
-                let text = format!("no answer within {waited:?}");
-                return self.fail(number, Error::new(ErrorKind::Unreachable, text));
+                let error = no_answer(waited, entry.trouble.take());
+                return self.fail(number, error);
             }
             if entry.deadline <= now {
                 let text = format!("not free within {waited:?}");
@@ -505,6 +507,17 @@ impl Driver {
         if self.waiting.get_mut(name).is_some_and(|line| line.leave(number)) {
             self.advance(name);
         }
+    }
+}
+
+/// The error of an acquisition that nobody answered, with what is known of why.
+fn no_answer(waited: Duration, trouble: Option<Error>) -> Error {
+    match trouble.filter(|trouble| trouble.kind() == ErrorKind::Unreachable) {
+        Some(trouble) => {
+            let text = format!("no answer within {waited:?}: {trouble}");
+            Error::new(ErrorKind::Unreachable, text).because(trouble)
+        }
+        None => Error::new(ErrorKind::Unreachable, format!("no answer within {waited:?}")),
     }
 }
 

@@ -8,7 +8,7 @@ use super::link::{Terms, Waiting};
 use crate::cause::Cause;
 use crate::clock::Moment;
 use crate::engine::{Claim, Intent, Place};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::hold::{Hold, Released, Shared};
 use crate::token::Token;
 
@@ -27,6 +27,8 @@ pub(super) struct Entry {
     pub(super) unsure: bool,
     /// How often in a row the engine did not answer, or the claim was gone.
     pub(super) setbacks: u32,
+    /// What the engine last said instead of an answer.
+    pub(super) trouble: Option<Error>,
     pub(super) waiting: Option<watch::Sender<Option<Waiting>>>,
     /// When to look whom it waits for.
     pub(super) look_at: Moment,

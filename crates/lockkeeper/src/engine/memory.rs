@@ -215,6 +215,7 @@ impl Engine for MemoryEngine {
                 Kind::Fence,
             ],
             min_lease: LockOptions::MIN_LEASE,
+            lingers: false,
         }
     }
 

@@ -187,7 +187,7 @@ pub(crate) struct RunArgs {
     )]
     pub(crate) on_lost: OnLost,
     /// From TERM to KILL. TERM goes out this long before the lock's end, so it must not be
-    /// more than half the lease [default: 10s, or half the lease if that is less].
+    /// more than half the lease [default: 10s; less if the lease or --max-hold is short].
     #[arg(short, long, value_name = "DUR", value_parser = duration, help_heading = "Holding")]
     pub(crate) kill_after: Option<Duration>,
 

@@ -15,13 +15,14 @@ use crate::args::OnLost;
 /// What is due now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Due {
-    /// Ask the command to end. No cause: the lock is still held, but its end is near.
+    /// Ask the command to end. `early`: the lock is still held, but its end is near.
     Term {
-        cause: Option<Cause>,
+        cause: Cause,
+        early: bool,
         kill_in: Duration,
     },
     /// End it.
-    Kill { cause: Option<Cause> },
+    Kill { cause: Cause },
     /// Tell people, and let it run.
     Tell { cause: Cause },
 }
@@ -110,7 +111,12 @@ impl<'a> Watch<'a> {
                 self.stage = Stage::Ending {
                     kill_at: Instant::now() + kill_in,
                 };
-                Some(Due::Term { cause, kill_in })
+                let (early, cause) = (cause.is_none(), cause.unwrap_or(self.coming()));
+                Some(Due::Term {
+                    cause,
+                    early,
+                    kill_in,
+                })
             }
             (Stage::Ending { kill_at }, _) => {
                 let late = *kill_at <= Instant::now() || self.left().is_zero();
@@ -121,15 +127,28 @@ impl<'a> Watch<'a> {
 
     fn kill(&mut self, cause: Option<Cause>) -> Due {
         self.stage = Stage::Over;
-        Due::Kill { cause }
+        Due::Kill {
+            cause: cause.unwrap_or(self.coming()),
+        }
     }
 
     /// How long the lock can be trusted.
     pub(super) fn left(&self) -> Duration {
-        let max = self
-            .max_end
-            .map(|end| end.saturating_duration_since(Instant::now()));
-        self.hold.valid_for().min(max.unwrap_or(Duration::MAX))
+        self.hold.valid_for().min(self.max_left())
+    }
+
+    fn max_left(&self) -> Duration {
+        let left = |end: Instant| end.saturating_duration_since(Instant::now());
+        self.max_end.map_or(Duration::MAX, left)
+    }
+
+    /// Why the lock will be lost, if it is not lost yet.
+    fn coming(&self) -> Cause {
+        if self.max_left() < self.hold.valid_for() {
+            Cause::HeldTooLong
+        } else {
+            Cause::Expired
+        }
     }
 
     fn pause(&self) -> Duration {
@@ -192,20 +211,15 @@ mod tests {
             let start = Instant::now();
             let end = start + Duration::from_millis(500);
             let mut watch = Watch::new(&guard, OnLost::Term, AFTER, Some(end));
-            let Due::Term {
-                cause: None,
-                kill_in,
-            } = watch.next().await
-            else {
-                panic!()
-            };
+            let Due::Term { cause, early: true, kill_in } = watch.next().await else { panic!() };
+            assert_eq!(cause, Cause::HeldTooLong);
             assert!(
                 start.elapsed() >= Duration::from_millis(295),
                 "{:?}",
                 start.elapsed()
             );
             assert!(kill_in <= AFTER);
-            assert_eq!(watch.next().await, Due::Kill { cause: None });
+            assert_eq!(watch.next().await, Due::Kill { cause: Cause::HeldTooLong });
             assert!(Instant::now() >= end - Duration::from_millis(5));
             let rest = tokio::time::timeout(Duration::from_millis(50), watch.next()).await;
             assert!(rest.is_err(), "nothing is due after KILL");
@@ -231,7 +245,7 @@ mod tests {
             assert_eq!(
                 kill.next().await,
                 Due::Kill {
-                    cause: Some(Cause::HeldTooLong)
+                    cause: Cause::HeldTooLong
                 }
             );
             assert_eq!(

@@ -216,7 +216,7 @@ impl Run<'_> {
             had_terminal,
         } = ended;
         let lost = match (why, released) {
-            (Some(Why::Lost(_)), _) => true,
+            (Some(Why::Lost), _) => true,
             (_, Some(Released::AlreadyLost(cause))) => {
                 let name = &self.plan.wish.name;
                 self.output

@@ -87,9 +87,10 @@ fn mode(args: &RunArgs) -> Mode {
 
 /// From TERM to KILL: must fit between two renewals and the lock's end.
 fn kill_after(args: &RunArgs) -> Result<Duration, Failure> {
-    let half = args.lease.min(args.max_hold.unwrap_or(Duration::MAX)) / 2;
+    let max_hold = args.max_hold.unwrap_or(Duration::MAX);
+    let half = args.lease.min(max_hold) / 2;
     match args.kill_after {
-        None => Ok(KILL_AFTER.min(half)),
+        None => Ok(KILL_AFTER.min(half).min(max_hold / 4)),
         Some(after) if after <= half => Ok(after),
         Some(after) => {
             let text = format!(

@@ -20,10 +20,10 @@ const LOOK: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why a command was ended by us.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Why {
     /// Its lock was lost, or was about to be.
-    Lost(Option<Cause>),
+    Lost,
     /// Its run limit was reached.
     Timeout,
 }
@@ -153,43 +153,31 @@ impl Supervisor<'_> {
     fn on_due(&mut self, due: Due) {
         let name = self.name;
         match due {
-            Due::Term { cause, kill_in } => {
-                let what = match &cause {
-                    Some(cause) => format!("lost {name:?}: {cause}"),
-                    None => format!("losing {name:?}: it ends in {}", span(kill_in)),
-                };
-                self.report(
-                    &cause,
-                    &format!("{what}; sent TERM, KILL in {}", span(kill_in)),
-                    "term",
-                );
+            Due::Term { cause, early, kill_in } => {
                 self.group.terminate();
-                self.why = Some(Why::Lost(cause));
+                let (verb, left) = (if early { "losing" } else { "lost" }, span(kill_in));
+                let text = format!("{verb} {name:?}: {cause}; sent TERM, KILL in {left}");
+                self.report(&cause, &text, "term");
             }
             Due::Kill { cause } => {
                 self.kill();
-                let what = cause
-                    .as_ref()
-                    .map_or("its time is over".to_owned(), Cause::to_string);
-                self.report(&cause, &format!("lost {name:?}: {what}; sent KILL"), "kill");
-                self.why = Some(Why::Lost(cause));
+                self.report(&cause, &format!("lost {name:?}: {cause}; sent KILL"), "kill");
             }
             Due::Tell { cause } => {
                 let text = format!("lost {name:?}: {cause}; the command runs on without it");
-                self.why = Some(Why::Lost(Some(cause.clone())));
-                self.report(&Some(cause), &text, "ignore");
+                self.report(&cause, &text, "ignore");
             }
         }
+        self.why = Some(Why::Lost);
     }
 
-    fn report(&self, cause: &Option<Cause>, text: &str, action: &str) {
-        let word = cause.as_ref().map(Cause::as_str);
+    fn report(&self, cause: &Cause, text: &str, action: &str) {
         let reason = match cause {
-            Some(Cause::Broken { reason }) => Some(reason),
+            Cause::Broken { reason } => Some(reason),
             _ => None,
         };
         let fields = json!({
-            "name": self.name, "cause": word, "reason": reason, "action": action,
+            "name": self.name, "cause": cause.as_str(), "reason": reason, "action": action,
         });
         self.output.event("lost", fields);
         self.output.say(text);

@@ -19,6 +19,8 @@ use crate::cause::Cause;
 use crate::name::LockName;
 use crate::token::{ClaimId, KeeperId, Token};
 
+#[cfg(all(unix, feature = "local"))]
+pub mod local;
 pub mod memory;
 
 /// How long a place in a queue lives when its keeper falls silent.

@@ -26,6 +26,8 @@ mod url;
 pub use cause::Cause;
 pub use clock::{Clock, Moment};
 pub use driver::link::Waiting;
+#[cfg(all(unix, feature = "local"))]
+pub use engine::local::Local;
 pub use engine::memory::Memory;
 pub use engine::{Connect, Engine};
 pub use error::{Error, ErrorKind, Result};

@@ -8,23 +8,48 @@ use crate::error::{Result, invalid};
 
 /// Finds the engine behind a URL.
 pub(crate) fn parse(url: &str) -> Result<Arc<dyn Connect>> {
+    if ["/", "./", "../"].iter().any(|start| url.starts_with(start)) {
+        return local(url);
+    }
     let Some((scheme, rest)) = url.split_once(':') else {
         return Err(invalid(format!(
-            "{:?} is not an engine URL; try memory:",
+            "{:?} is not an engine URL; try local: or memory:",
             redact(url)
         ))
         .during("connect"));
     };
     match (scheme, rest) {
+        ("local", dir) => local(dir),
         ("memory", "") => Ok(Arc::new(Memory::private())),
         ("memory", name) if name.len() <= 256 => Ok(Arc::new(Memory::shared(name))),
         ("memory", _) => Err(invalid("the name of a memory engine may have 256 bytes at most")),
         _ => Err(invalid(format!(
-            "{:?} names no engine of this program; it knows memory:",
+            "{:?} names no engine of this program; it knows local: and memory:",
             redact(url)
         ))
         .during("connect")),
     }
+}
+
+/// The embedded engine in a directory; an empty one is the user's.
+#[cfg(all(unix, feature = "local"))]
+fn local(dir: &str) -> Result<Arc<dyn Connect>> {
+    use crate::engine::local::Local;
+
+    match dir {
+        "" => Ok(Arc::new(Local::of_user())),
+        // Two slashes would name a host, and there is none to ask.
+        _ if dir.starts_with("//") && !dir.starts_with("///") => Err(invalid(format!(
+            "local:{dir} names a host; write local:/some/directory"
+        ))
+        .during("connect")),
+        _ => Ok(Arc::new(Local::at(dir))),
+    }
+}
+
+#[cfg(not(all(unix, feature = "local")))]
+fn local(_: &str) -> Result<Arc<dyn Connect>> {
+    Err(invalid("this program was built without the embedded engine (local:)").during("connect"))
 }
 
 /// A URL without user information and without the values of parameters.

@@ -25,11 +25,7 @@ Exit codes:
 /// Runs commands under locks, and shows who holds what.
 #[derive(Debug, Parser)]
 #[command(name = "lockkeeper", version, about, after_help = EXIT_CODES, propagate_version = true)]
-#[command(
-    max_term_width = 100,
-    subcommand_required = true,
-    arg_required_else_help = true
-)]
+#[command(max_term_width = 100, subcommand_required = true, arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) common: Common,
@@ -43,13 +39,7 @@ pub(crate) struct Common {
     /// The engine that grants the locks.
     ///
     /// A password belongs into LOCKKEEPER_URL: other users of this host can read command lines.
-    #[arg(
-        long,
-        value_name = "URL",
-        global = true,
-        env = "LOCKKEEPER_URL",
-        hide_env_values = true
-    )]
+    #[arg(long, value_name = "URL", global = true, env = "LOCKKEEPER_URL", hide_env_values = true)]
     #[arg(default_value = "local:", help_heading = "Everywhere")]
     pub(crate) engine: String,
     /// Speak JSON: data on stdout, the events of `run` on stderr.
@@ -142,12 +132,7 @@ pub(crate) struct RunArgs {
     #[arg(help_heading = "Waiting")]
     pub(crate) busy_exit_code: u8,
     /// What to do if the engine cannot be reached; `run` goes without any lock.
-    #[arg(
-        long,
-        value_name = "WHAT",
-        default_value = "fail",
-        help_heading = "Waiting"
-    )]
+    #[arg(long, value_name = "WHAT", default_value = "fail", help_heading = "Waiting")]
     pub(crate) if_unavailable: Unavailable,
 
     /// Hold it beside others that run with --shared (a read lock).
@@ -179,12 +164,7 @@ pub(crate) struct RunArgs {
     #[arg(short, long, value_name = "DUR", value_parser = duration, help_heading = "Holding")]
     pub(crate) timeout: Option<Duration>,
     /// What the command gets when its lock is being lost: TERM then KILL, only KILL, or nothing.
-    #[arg(
-        long,
-        value_name = "WHAT",
-        default_value = "term",
-        help_heading = "Holding"
-    )]
+    #[arg(long, value_name = "WHAT", default_value = "term", help_heading = "Holding")]
     pub(crate) on_lost: OnLost,
     /// From TERM to KILL. TERM goes out this long before the lock's end, so it must not be
     /// more than half the lease [default: 10s; less if the lease or --max-hold is short].
@@ -192,21 +172,11 @@ pub(crate) struct RunArgs {
     pub(crate) kill_after: Option<Duration>,
 
     /// A text shown to whoever looks at the lock or waits for it.
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true
-    )]
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     #[arg(help_heading = "Shown to others")]
     pub(crate) note: String,
     /// Who holds it [default: the user's name].
-    #[arg(
-        long,
-        value_name = "WHO",
-        default_value = "",
-        hide_default_value = true
-    )]
+    #[arg(long, value_name = "WHO", default_value = "", hide_default_value = true)]
     #[arg(help_heading = "Shown to others")]
     pub(crate) owner: String,
 
@@ -305,19 +275,11 @@ mod tests {
 
     #[test]
     fn everything_after_the_name_is_the_commands() {
-        for tail in [
-            "-c -d -v --version --wait 3 --help",
-            "-- sh -c x",
-            "sh -c x -- y",
-            "--json x",
-        ] {
+        for tail in ["-c -d -v --version --wait 3 --help", "-- sh -c x", "sh -c x -- y", "--json x"]
+        {
             let words: Vec<&str> = tail.split(' ').collect();
-            let line = ["lockkeeper", "run", "-w", "5", "name"]
-                .iter()
-                .chain(&words);
-            let Command::Run(run) = Cli::try_parse_from(line).unwrap().command else {
-                panic!()
-            };
+            let line = ["lockkeeper", "run", "-w", "5", "name"].iter().chain(&words);
+            let Command::Run(run) = Cli::try_parse_from(line).unwrap().command else { panic!() };
             assert_eq!(run.words[0], "name");
             assert_eq!(run.words[1..], words, "{tail}");
         }

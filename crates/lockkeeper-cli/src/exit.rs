@@ -49,12 +49,7 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(code: u8, kind: &'static str, message: impl Into<String>) -> Self {
-        Failure {
-            code,
-            kind,
-            message: message.into(),
-            hint: None,
-        }
+        Failure { code, kind, message: message.into(), hint: None }
     }
 
     pub(crate) fn usage(message: impl Into<String>) -> Self {
@@ -100,11 +95,7 @@ impl From<Error> for Failure {
             ErrorKind::Stale => STALE,
             _ => FAILED,
         };
-        let kind = if code == NOT_PERMITTED {
-            "not_permitted"
-        } else {
-            error.kind().as_str()
-        };
+        let kind = if code == NOT_PERMITTED { "not_permitted" } else { error.kind().as_str() };
         Failure::new(code, kind, describe(&error))
     }
 }

@@ -17,9 +17,7 @@ pub(crate) async fn open(common: &Common, output: &Output) -> Result<Keeper, Fai
     let url = &common.engine;
     let connect = Keeper::connect(url);
     let waiting = format!("waiting for an answer from {}", redact(url));
-    patiently(output, &waiting, connect)
-        .await
-        .map_err(Failure::connecting)
+    patiently(output, &waiting, connect).await.map_err(Failure::connecting)
 }
 
 /// Says good-bye to the engine; what is left undone ends with its lease.

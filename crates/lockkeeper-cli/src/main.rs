@@ -49,9 +49,7 @@ fn dispatch(cli: Cli, output: &Output) -> Outcome {
         Command::Man => return commands::man(),
         _ => {}
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let common = &cli.common;
         match cli.command {
@@ -77,8 +75,5 @@ fn start_log(verbose: u8) {
         1 => "lockkeeper=debug",
         _ => "lockkeeper=trace",
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(level)
-        .with_writer(std::io::stderr)
-        .init();
+    tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
 }

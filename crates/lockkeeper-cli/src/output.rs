@@ -71,12 +71,7 @@ impl Output {
         if failure.message.is_empty() {
             return;
         }
-        let Failure {
-            code,
-            kind,
-            message,
-            hint,
-        } = failure;
+        let Failure { code, kind, message, hint } = failure;
         let fields = json!({
             "kind": kind, "message": message, "hint": hint, "exit_code": code,
         });
@@ -99,20 +94,12 @@ impl Output {
     }
 
     fn write_line(&self, text: &str) {
-        let clear = if self.line_open.replace(false) {
-            "\r\x1b[K"
-        } else {
-            ""
-        };
+        let clear = if self.line_open.replace(false) { "\r\x1b[K" } else { "" };
         let _ = writeln!(io::stderr(), "{clear}lockkeeper: {text}");
     }
 
     fn paint(&self, style: &str, text: &str) -> String {
-        if self.colour {
-            format!("\x1b[{style}m{text}\x1b[0m")
-        } else {
-            text.to_owned()
-        }
+        if self.colour { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
     }
 }
 
@@ -120,12 +107,7 @@ impl Output {
 pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let head: Vec<String> = header.iter().map(|&cell| cell.to_owned()).collect();
     let all = || std::iter::once(&head).chain(rows);
-    let width = |column: usize| {
-        all()
-            .map(|row| row[column].chars().count())
-            .max()
-            .unwrap_or(0)
-    };
+    let width = |column: usize| all().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..head.len()).map(width).collect();
     let mut out = String::new();
     for row in all() {
@@ -144,11 +126,7 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
 /// Text of others on one line: control characters could redraw the terminal.
 pub(crate) fn tame(text: &str) -> String {
     let dress = |c: char| {
-        if c.is_control() {
-            c.escape_default().to_string()
-        } else {
-            c.into()
-        }
+        if c.is_control() { c.escape_default().to_string() } else { c.into() }
     };
     text.chars().map(dress).collect()
 }
@@ -188,10 +166,7 @@ mod tests {
 
     #[test]
     fn a_table_is_aligned_and_has_no_trailing_blanks() {
-        let rows = vec![
-            vec!["a".into(), "1".into()],
-            vec!["long".into(), String::new()],
-        ];
+        let rows = vec![vec!["a".into(), "1".into()], vec!["long".into(), String::new()]];
         assert_eq!(table(&["NAME", "N"], &rows), "NAME  N\na     1\nlong");
     }
 

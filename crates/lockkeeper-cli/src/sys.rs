@@ -143,10 +143,7 @@ unsafe fn guard(group: i32, ear: RawFd, mouth: RawFd) -> ! {
         let mut byte = 0u8;
         // Nothing is ever written: this returns when the last writer, our parent, is dead.
         libc::read(ear, (&raw mut byte).cast(), 1);
-        let millisecond = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 1_000_000,
-        };
+        let millisecond = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
         for _ in 0..5_000 {
             if libc::kill(-group, libc::SIGKILL) != 0 {
                 break;

@@ -35,25 +35,14 @@ pub(super) async fn break_lock(keeper: &Keeper, args: BreakArgs, output: &Output
     if !args.yes {
         confirm(&args)?;
     }
-    let how = if args.now {
-        Revoke::Now
-    } else {
-        Revoke::Orderly
-    };
+    let how = if args.now { Revoke::Now } else { Revoke::Orderly };
     let mut broken = Vec::new();
     for victim in victims {
-        if keeper
-            .revoke(&args.name, victim, how, args.reason.as_str())
-            .await?
-            == Found::Held
-        {
+        if keeper.revoke(&args.name, victim, how, args.reason.as_str()).await? == Found::Held {
             broken.push(victim);
         }
     }
-    match (
-        broken.iter().map(|victim| victim.lease_left).max(),
-        args.now,
-    ) {
+    match (broken.iter().map(|victim| victim.lease_left).max(), args.now) {
         (None, _) => output.say("it was released in the meantime"),
         (Some(_), true) => output.say("broken: the name is free now"),
         (Some(left), false) => output.say(&format!(
@@ -87,10 +76,8 @@ fn report(args: &BreakArgs, broken: &[&Holder], output: &Output) -> Outcome {
 /// Asks on the terminal; without one, nobody can have meant it.
 fn confirm(args: &BreakArgs) -> Result<(), Failure> {
     if !std::io::stdin().is_terminal() {
-        let text = format!(
-            "break {:?}: not confirmed, and there is no terminal to ask on",
-            args.name
-        );
+        let text =
+            format!("break {:?}: not confirmed, and there is no terminal to ask on", args.name);
         return Err(Failure::usage(text).hint("add --yes to break without asking"));
     }
     let mut stderr = std::io::stderr();

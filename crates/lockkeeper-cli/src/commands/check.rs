@@ -31,11 +31,7 @@ pub(super) async fn check(
         Some(token) => holder.token == Some(token),
         None => owner.as_ref() == Some(&holder.claim.to_string()),
     };
-    let ours = status
-        .holders
-        .iter()
-        .find(is_ours)
-        .filter(|holder| !holder.revoked);
+    let ours = status.holders.iter().find(is_ours).filter(|holder| !holder.revoked);
     if output.json {
         let left = ours.map(|holder| millis(holder.lease_left));
         let token = ours.and_then(|holder| holder.token).or(token);
@@ -52,11 +48,7 @@ pub(super) async fn check(
         true => "nobody holds it".to_owned(),
         false => format!("it is held by {}", view::holders(&status.holders)),
     };
-    Err(Failure::new(
-        exit::LOST,
-        "lost",
-        format!("check {name:?}: the lock is lost: {now}"),
-    ))
+    Err(Failure::new(exit::LOST, "lost", format!("check {name:?}: the lock is lost: {now}")))
 }
 
 /// Shows a token to a resource's fence.

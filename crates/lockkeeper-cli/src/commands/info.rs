@@ -29,11 +29,7 @@ pub(super) fn info(keeper: &Keeper, output: &Output) -> Outcome {
         TokenStrength::Process => "grow as long as this process lives",
     };
     let kinds: Vec<String> = info.kinds.iter().map(ToString::to_string).collect();
-    let caveat = if info.caveat.is_empty() {
-        "none known"
-    } else {
-        &info.caveat
-    };
+    let caveat = if info.caveat.is_empty() { "none known" } else { &info.caveat };
     let line = |what: &str, fact: &str| vec![what.to_owned(), fact.to_owned()];
     let rows = [
         line("where", &info.label),

@@ -21,10 +21,7 @@ pub(super) async fn latch(
         LatchAction::Set { count, keep } => {
             let set = latch.keep(keep).set(count).await?;
             let (text, fields) = match set {
-                true => (
-                    format!("set to {count}"),
-                    json!({ "name": name, "set": true }),
-                ),
+                true => (format!("set to {count}"), json!({ "name": name, "set": true })),
                 false => (
                     "unchanged: a closed one is there".to_owned(),
                     json!({ "name": name, "set": false }),
@@ -43,12 +40,7 @@ pub(super) async fn latch(
         }
         LatchAction::Remove => {
             latch.remove().await?;
-            tell(
-                output,
-                name,
-                "removed",
-                &json!({ "name": name, "removed": true }),
-            )?;
+            tell(output, name, "removed", &json!({ "name": name, "removed": true }))?;
             Ok(0)
         }
     }
@@ -64,22 +56,12 @@ async fn down(latch: &Latch, name: &str, id: &str, output: &Output) -> Outcome {
         0 => "open".to_owned(),
         more => format!("{more} to go"),
     };
-    tell(
-        output,
-        name,
-        &text,
-        &json!({ "name": name, "remaining": remaining }),
-    )?;
+    tell(output, name, &text, &json!({ "name": name, "remaining": remaining }))?;
     Ok(0)
 }
 
 async fn wait_for(latch: Latch, name: &str, output: &Output) -> Outcome {
-    let opened = patiently(
-        output,
-        &format!("waiting for the latch {name:?}"),
-        latch.wait(),
-    )
-    .await;
+    let opened = patiently(output, &format!("waiting for the latch {name:?}"), latch.wait()).await;
     match opened {
         Ok(Opened::Open) => {
             tell(output, name, "open", &json!({ "name": name, "open": true }))?;

@@ -33,16 +33,7 @@ pub(super) async fn ls(keeper: &Keeper, prefix: &str, output: &Output) -> Outcom
         return Ok(0);
     }
     let rows: Vec<_> = entries.iter().map(row).collect();
-    let header = [
-        "NAME",
-        "KIND",
-        "HOLDER",
-        "AGE",
-        "LEASE LEFT",
-        "TOKEN",
-        "WAITERS",
-        "NOTE",
-    ];
+    let header = ["NAME", "KIND", "HOLDER", "AGE", "LEASE LEFT", "TOKEN", "WAITERS", "NOTE"];
     output.data(&table(&header, &rows))?;
     Ok(0)
 }
@@ -51,10 +42,7 @@ fn row(status: &Status) -> Vec<String> {
     let first = status.holders.first();
     let of_first = |tell: &dyn Fn(&Holder) -> String| first.map_or("-".to_owned(), tell);
     let mut holder = of_first(&|holder| {
-        tame(&format!(
-            "{}@{}:{}",
-            holder.about.who, holder.about.host, holder.about.pid
-        ))
+        tame(&format!("{}@{}:{}", holder.about.who, holder.about.host, holder.about.pid))
     });
     match status.holders.len() {
         0 if !status.closed_for.is_zero() => {
@@ -70,9 +58,7 @@ fn row(status: &Status) -> Vec<String> {
         holder,
         of_first(&|holder| span(holder.age)),
         of_first(&|holder| lease(holder)),
-        status
-            .token
-            .map_or("-".to_owned(), |token| token.to_string()),
+        status.token.map_or("-".to_owned(), |token| token.to_string()),
         status.waiters.len().to_string(),
         tame(first.map_or("", |holder| &holder.about.note)),
     ]
@@ -80,11 +66,7 @@ fn row(status: &Status) -> Vec<String> {
 
 fn lease(holder: &Holder) -> String {
     let left = span(holder.lease_left);
-    if holder.revoked {
-        format!("{left}, broken")
-    } else {
-        left
-    }
+    if holder.revoked { format!("{left}, broken") } else { left }
 }
 
 /// Shows one name.
@@ -134,9 +116,7 @@ fn people(status: &Status) -> String {
             view::word(holder.mode).to_owned(),
             span(holder.age),
             lease(holder),
-            holder
-                .token
-                .map_or("-".to_owned(), |token| token.to_string()),
+            holder.token.map_or("-".to_owned(), |token| token.to_string()),
             holder.claim.to_string(),
             tame(&holder.about.note),
         ]
@@ -154,17 +134,5 @@ fn people(status: &Status) -> String {
         ]
     });
     let rows: Vec<_> = holders.chain(waiters).collect();
-    table(
-        &[
-            "",
-            "WHO",
-            "MODE",
-            "AGE",
-            "LEASE LEFT",
-            "TOKEN",
-            "OWNER",
-            "NOTE",
-        ],
-        &rows,
-    )
+    table(&["", "WHO", "MODE", "AGE", "LEASE LEFT", "TOKEN", "OWNER", "NOTE"], &rows)
 }

@@ -21,10 +21,7 @@ pub(crate) fn man() -> Outcome {
     command.build();
     let mut page = Vec::new();
     clap_mangen::Man::new(command.clone()).render(&mut page)?;
-    for sub in command
-        .get_subcommands()
-        .filter(|sub| sub.get_name() != "help")
-    {
+    for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
         let man = clap_mangen::Man::new(sub.clone());
         writeln!(page, ".SH \"LOCKKEEPER {}\"", sub.get_name().to_uppercase())?;
         man.render_synopsis_section(&mut page)?;

@@ -20,9 +20,7 @@ pub(super) async fn watch(
     output: &Output,
 ) -> Outcome {
     if interval < Duration::from_millis(50) {
-        return Err(Failure::usage(
-            "--interval must be 50ms at least: the engine has other work",
-        ));
+        return Err(Failure::usage("--interval must be 50ms at least: the engine has other work"));
     }
     let mut last = None;
     loop {
@@ -38,20 +36,9 @@ pub(super) async fn watch(
 
 /// What counts as a change: not that everybody grows older.
 fn gist(status: &Status) -> Vec<String> {
-    let holders = status
-        .holders
-        .iter()
-        .map(|holder| format!("{} {}", holder.claim, holder.revoked));
+    let holders =
+        status.holders.iter().map(|holder| format!("{} {}", holder.claim, holder.revoked));
     let waiters = status.waiters.iter().map(|waiter| waiter.claim.to_string());
-    let rest = format!(
-        "{:?} {:?} {}",
-        status.cell,
-        status.token,
-        status.closed_for.is_zero()
-    );
-    holders
-        .chain(["/".to_owned()])
-        .chain(waiters)
-        .chain([rest])
-        .collect()
+    let rest = format!("{:?} {:?} {}", status.cell, status.token, status.closed_for.is_zero());
+    holders.chain(["/".to_owned()]).chain(waiters).chain([rest]).collect()
 }

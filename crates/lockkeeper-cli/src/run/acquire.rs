@@ -113,23 +113,14 @@ struct Notice<'a> {
 impl<'a> Notice<'a> {
     fn new(wish: &'a Wish, keeper: &'a Keeper, output: &'a Output) -> Self {
         let (engine, started) = (&keeper.info().label, Instant::now());
-        Notice {
-            wish,
-            engine,
-            output,
-            started,
-            last: None,
-        }
+        Notice { wish, engine, output, started, last: None }
     }
 
     /// Says whom we wait for: always on a terminal, elsewhere when it is news.
     fn tell(&mut self, waiting: Option<&Waiting>) {
         let whom = match waiting {
             Some(waiting) => {
-                let claims = waiting
-                    .holders
-                    .iter()
-                    .map(|holder| holder.claim.to_string());
+                let claims = waiting.holders.iter().map(|holder| holder.claim.to_string());
                 claims.collect::<Vec<_>>().join(" ")
             }
             None => "nobody known".to_owned(),
@@ -152,10 +143,7 @@ impl<'a> Notice<'a> {
         let Some(waiting) = waiting else {
             return format!("waiting for {name:?}: no word from {} yet", self.engine);
         };
-        let mut text = format!(
-            "waiting for {name:?}: held by {}",
-            view::holders(&waiting.holders)
-        );
+        let mut text = format!("waiting for {name:?}: held by {}", view::holders(&waiting.holders));
         if waiting.holders.is_empty() {
             text = format!("waiting for {name:?}: nobody holds it, but it is not free yet");
         }
@@ -163,10 +151,7 @@ impl<'a> Notice<'a> {
             text.push_str(&format!("; {ahead} ahead of us"));
         }
         if self.output.lively {
-            text.push_str(&format!(
-                " ({} already, Ctrl-C gives up)",
-                span(self.started.elapsed())
-            ));
+            text.push_str(&format!(" ({} already, Ctrl-C gives up)", span(self.started.elapsed())));
         }
         text
     }

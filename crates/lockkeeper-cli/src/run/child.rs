@@ -61,11 +61,7 @@ impl Group {
         let leader = Pid::from_child(&child);
         // Without a guardian, a kill -9 of ours would still end the command itself.
         let guardian = Guardian::post(leader).ok();
-        Ok(Group {
-            leader,
-            exit: None,
-            guardian,
-        })
+        Ok(Group { leader, exit: None, guardian })
     }
 
     /// Sends a signal to the whole group.
@@ -95,11 +91,7 @@ impl Group {
             if pid == self.leader {
                 stopped = status.stopping_signal();
                 self.exit = self.exit.or_else(|| ended(status));
-            } else if self
-                .guardian
-                .as_ref()
-                .is_some_and(|guardian| guardian.pid() == pid)
-            {
+            } else if self.guardian.as_ref().is_some_and(|guardian| guardian.pid() == pid) {
                 // Somebody killed it; its drop must not hit a later process.
                 std::mem::forget(self.guardian.take());
             }

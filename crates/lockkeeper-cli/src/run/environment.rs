@@ -33,9 +33,7 @@ impl Environment {
         held.push_str(&entry.to_string());
         let mut environment = Environment::describe(name, token, owner);
         environment.set.push((HELD, held));
-        environment
-            .set
-            .push(("LOCKKEEPER_ENGINE", keeper.info().label.to_string()));
+        environment.set.push(("LOCKKEEPER_ENGINE", keeper.info().label.to_string()));
         // A nested run needs the engine; what is secret it has to find itself.
         if redact(url) == url {
             environment.set.push((URL, url.to_owned()));
@@ -51,10 +49,7 @@ impl Environment {
     /// For a command that runs without a lock.
     pub(super) fn unlocked() -> Self {
         let remove = vec!["LOCKKEEPER_LOCK", "LOCKKEEPER_TOKEN", "LOCKKEEPER_OWNER"];
-        Environment {
-            set: Vec::new(),
-            remove,
-        }
+        Environment { set: Vec::new(), remove }
     }
 
     fn describe(name: &str, token: Option<Token>, owner: String) -> Self {
@@ -62,9 +57,7 @@ impl Environment {
         environment.set.push(("LOCKKEEPER_LOCK", name.to_owned()));
         environment.set.push(("LOCKKEEPER_OWNER", owner));
         match token {
-            Some(token) => environment
-                .set
-                .push(("LOCKKEEPER_TOKEN", token.to_string())),
+            Some(token) => environment.set.push(("LOCKKEEPER_TOKEN", token.to_string())),
             // The token of an outer lock says nothing about this one.
             None => environment.remove.push("LOCKKEEPER_TOKEN"),
         }
@@ -108,23 +101,14 @@ pub(crate) fn owner_here(keeper: &Keeper, name: &str) -> Option<String> {
     let held = std::env::var(HELD).unwrap_or_default();
     let (engine, name) = (escape(&keeper.info().label), escape(name));
     let entries = held.split(' ').rev().filter_map(Entry::parse);
-    entries
-        .into_iter()
-        .find(|entry| entry.engine == engine && entry.name == name)
-        .map(|e| e.owner)
+    entries.into_iter().find(|entry| entry.engine == engine && entry.name == name).map(|e| e.owner)
 }
 
 /// The holder with this owner id: environments outlive locks, so they are checked.
 pub(super) fn still_held(status: &Status, owner: &str) -> Option<Outer> {
     let ours = |claim: &dyn ToString| claim.to_string() == owner;
-    let holder = status
-        .holders
-        .iter()
-        .find(|holder| ours(&holder.claim) && !holder.revoked)?;
-    Some(Outer {
-        owner: owner.to_owned(),
-        token: holder.token,
-    })
+    let holder = status.holders.iter().find(|holder| ours(&holder.claim) && !holder.revoked)?;
+    Some(Outer { owner: owner.to_owned(), token: holder.token })
 }
 
 fn find(held: &str, engine: &str, name: &str, wanted: Mode) -> Nesting {
@@ -173,11 +157,7 @@ impl Entry {
 
 impl std::fmt::Display for Entry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{}:{}:{}:{}",
-            self.mode, self.engine, self.name, self.owner
-        )
+        write!(f, "{}:{}:{}:{}", self.mode, self.engine, self.name, self.owner)
     }
 }
 
@@ -208,39 +188,19 @@ mod tests {
 
     fn entry(mode: Mode, engine: &str, name: &str) -> String {
         let (engine, name) = (escape(engine), escape(name));
-        Entry {
-            mode: mark(mode),
-            engine,
-            name,
-            owner: "o-1-0".into(),
-        }
-        .to_string()
+        Entry { mode: mark(mode), engine, name, owner: "o-1-0".into() }.to_string()
     }
 
     #[test]
     fn a_name_never_looks_like_another() {
         let evil = "a b:c\nx:local%3A:z:o";
-        let held = format!(
-            "{} {}",
-            entry(Mode::Exclusive, "local:", evil),
-            "rubbish x::"
-        );
+        let held = format!("{} {}", entry(Mode::Exclusive, "local:", evil), "rubbish x::");
         assert_eq!(held.split(' ').count(), 3);
-        assert!(matches!(
-            find(&held, "local:", evil, Mode::Exclusive),
-            Nesting::Covered { .. }
-        ));
+        assert!(matches!(find(&held, "local:", evil, Mode::Exclusive), Nesting::Covered { .. }));
         for other in ["z", "a", "b", "c", "a b:c"] {
-            assert_eq!(
-                find(&held, "local:", other, Mode::Exclusive),
-                Nesting::Apart,
-                "{other}"
-            );
+            assert_eq!(find(&held, "local:", other, Mode::Exclusive), Nesting::Apart, "{other}");
         }
-        assert_eq!(
-            find(&held, "redis://x", evil, Mode::Exclusive),
-            Nesting::Apart
-        );
+        assert_eq!(find(&held, "redis://x", evil, Mode::Exclusive), Nesting::Apart);
     }
 
     #[test]
@@ -258,14 +218,7 @@ mod tests {
 
     #[test]
     fn the_innermost_entry_counts() {
-        let held = [
-            entry(Mode::Read, "e", "n"),
-            entry(Mode::Exclusive, "e", "n"),
-        ]
-        .join(" ");
-        assert!(matches!(
-            find(&held, "e", "n", Mode::Exclusive),
-            Nesting::Covered { .. }
-        ));
+        let held = [entry(Mode::Read, "e", "n"), entry(Mode::Exclusive, "e", "n")].join(" ");
+        assert!(matches!(find(&held, "e", "n", Mode::Exclusive), Nesting::Covered { .. }));
     }
 }

@@ -64,19 +64,11 @@ pub(super) async fn ask(
             let mutex = keeper.mutex(name).with_options(options);
             Ok(mutex.try_lock().await?.map(Held::Exclusive))
         }
-        (Mode::Write, true) => rwlock(options)
-            .on_wait(tell)
-            .write()
-            .await
-            .map(Held::Write)
-            .map(Some),
+        (Mode::Write, true) => {
+            rwlock(options).on_wait(tell).write().await.map(Held::Write).map(Some)
+        }
         (Mode::Write, false) => Ok(rwlock(options).try_write().await?.map(Held::Write)),
-        (Mode::Read, true) => rwlock(options)
-            .on_wait(tell)
-            .read()
-            .await
-            .map(Held::Read)
-            .map(Some),
+        (Mode::Read, true) => rwlock(options).on_wait(tell).read().await.map(Held::Read).map(Some),
         (Mode::Read, false) => Ok(rwlock(options).try_read().await?.map(Held::Read)),
         (Mode::Permits { count, of }, patient) => {
             let semaphore = keeper.semaphore(name, of).with_options(options);

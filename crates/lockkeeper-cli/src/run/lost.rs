@@ -16,11 +16,7 @@ use crate::args::OnLost;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Due {
     /// Ask the command to end. `early`: the lock is still held, but its end is near.
-    Term {
-        cause: Cause,
-        early: bool,
-        kill_in: Duration,
-    },
+    Term { cause: Cause, early: bool, kill_in: Duration },
     /// End it.
     Kill { cause: Cause },
     /// Tell people, and let it run.
@@ -55,13 +51,7 @@ impl<'a> Watch<'a> {
         kill_after: Duration,
         max_end: Option<Instant>,
     ) -> Self {
-        Watch {
-            hold,
-            on_lost,
-            kill_after,
-            max_end,
-            stage: Stage::Calm,
-        }
+        Watch { hold, on_lost, kill_after, max_end, stage: Stage::Calm }
     }
 
     /// Waits for the next thing to do. Losing this future loses nothing.
@@ -108,15 +98,9 @@ impl<'a> Watch<'a> {
                 if kill_in.is_zero() || has_passed_on(cause.as_ref()) {
                     return Some(self.kill(cause));
                 }
-                self.stage = Stage::Ending {
-                    kill_at: Instant::now() + kill_in,
-                };
+                self.stage = Stage::Ending { kill_at: Instant::now() + kill_in };
                 let (early, cause) = (cause.is_none(), cause.unwrap_or(self.coming()));
-                Some(Due::Term {
-                    cause,
-                    early,
-                    kill_in,
-                })
+                Some(Due::Term { cause, early, kill_in })
             }
             (Stage::Ending { kill_at }, _) => {
                 let late = *kill_at <= Instant::now() || self.left().is_zero();
@@ -127,9 +111,7 @@ impl<'a> Watch<'a> {
 
     fn kill(&mut self, cause: Option<Cause>) -> Due {
         self.stage = Stage::Over;
-        Due::Kill {
-            cause: cause.unwrap_or(self.coming()),
-        }
+        Due::Kill { cause: cause.unwrap_or(self.coming()) }
     }
 
     /// How long the lock can be trusted.
@@ -144,24 +126,16 @@ impl<'a> Watch<'a> {
 
     /// Why the lock will be lost, if it is not lost yet.
     fn coming(&self) -> Cause {
-        if self.max_left() < self.hold.valid_for() {
-            Cause::HeldTooLong
-        } else {
-            Cause::Expired
-        }
+        if self.max_left() < self.hold.valid_for() { Cause::HeldTooLong } else { Cause::Expired }
     }
 
     fn pause(&self) -> Duration {
-        let early = if self.on_lost == OnLost::Term {
-            self.kill_after
-        } else {
-            Duration::ZERO
-        };
+        let early = if self.on_lost == OnLost::Term { self.kill_after } else { Duration::ZERO };
         let pause = match self.stage {
             Stage::Calm => self.left().saturating_sub(early),
-            Stage::Ending { kill_at } => kill_at
-                .saturating_duration_since(Instant::now())
-                .min(self.left()),
+            Stage::Ending { kill_at } => {
+                kill_at.saturating_duration_since(Instant::now()).min(self.left())
+            }
             Stage::Over => Duration::MAX,
         };
         // Timers tick in milliseconds; a shorter pause would spin.
@@ -187,21 +161,12 @@ mod tests {
         let keeper = Keeper::connect("memory:").await.unwrap();
         let mut options = LockOptions::default().with_lease(LEASE);
         options.max_hold = max_hold;
-        let guard = keeper
-            .mutex("x")
-            .with_options(options)
-            .lock()
-            .await
-            .unwrap();
+        let guard = keeper.mutex("x").with_options(options).lock().await.unwrap();
         (keeper, guard)
     }
 
     fn test<F: Future<Output = ()>>(body: F) {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap()
-            .block_on(body);
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(body);
     }
 
     #[test]
@@ -213,11 +178,7 @@ mod tests {
             let mut watch = Watch::new(&guard, OnLost::Term, AFTER, Some(end));
             let Due::Term { cause, early: true, kill_in } = watch.next().await else { panic!() };
             assert_eq!(cause, Cause::HeldTooLong);
-            assert!(
-                start.elapsed() >= Duration::from_millis(295),
-                "{:?}",
-                start.elapsed()
-            );
+            assert!(start.elapsed() >= Duration::from_millis(295), "{:?}", start.elapsed());
             assert!(kill_in <= AFTER);
             assert_eq!(watch.next().await, Due::Kill { cause: Cause::HeldTooLong });
             assert!(Instant::now() >= end - Duration::from_millis(5));
@@ -242,18 +203,8 @@ mod tests {
             let (_keeper, guard) = guard(Some(Duration::from_millis(150))).await;
             let mut kill = Watch::new(&guard, OnLost::Kill, AFTER, None);
             let mut ignore = Watch::new(&guard, OnLost::Ignore, AFTER, None);
-            assert_eq!(
-                kill.next().await,
-                Due::Kill {
-                    cause: Cause::HeldTooLong
-                }
-            );
-            assert_eq!(
-                ignore.next().await,
-                Due::Tell {
-                    cause: Cause::HeldTooLong
-                }
-            );
+            assert_eq!(kill.next().await, Due::Kill { cause: Cause::HeldTooLong });
+            assert_eq!(ignore.next().await, Due::Tell { cause: Cause::HeldTooLong });
         });
     }
 }

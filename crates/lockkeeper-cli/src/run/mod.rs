@@ -51,12 +51,7 @@ pub(crate) async fn run(common: &Common, args: RunArgs, output: &Output) -> Outc
         },
         signal = signals.next() => return Ok(exit::by_signal(signal)),
     };
-    let run = Run {
-        plan: &plan,
-        keeper: &keeper,
-        url: &common.engine,
-        output,
-    };
+    let run = Run { plan: &plan, keeper: &keeper, url: &common.engine, output };
     let outcome = run.under_lock(&mut signals).await;
     keeper::close(&keeper).await;
     match outcome {
@@ -85,10 +80,7 @@ struct End {
 
 impl From<u8> for End {
     fn from(code: u8) -> Self {
-        End {
-            code,
-            interrupted: None,
-        }
+        End { code, interrupted: None }
     }
 }
 
@@ -139,10 +131,7 @@ impl Run<'_> {
     }
 
     fn busy(&self, status: Option<Status>, waited: Duration) -> Result<u8, Failure> {
-        let (plan, holders) = (
-            self.plan,
-            status.map(|status| status.holders).unwrap_or_default(),
-        );
+        let (plan, holders) = (self.plan, status.map(|status| status.holders).unwrap_or_default());
         let code = if plan.skip { 0 } else { plan.busy_code };
         let fields = json!({
             "name": plan.wish.name,
@@ -178,21 +167,14 @@ impl Run<'_> {
         // Who was told that we wait is told that it is over.
         if waited >= Duration::from_secs(1) {
             let token = token.map_or(String::new(), |token| format!(", token {token}"));
-            self.output.say(&format!(
-                "acquired {:?} after {}{token}",
-                hold.name(),
-                span(waited)
-            ));
+            self.output.say(&format!("acquired {:?} after {}{token}", hold.name(), span(waited)));
         }
     }
 
     /// Gives the lock back; `None` if that could not be found out.
     async fn release(&self, held: Held, signals: &mut Signals) -> Option<Released> {
         let name = &self.plan.wish.name;
-        let waiting = format!(
-            "releasing {name:?}: waiting for {}",
-            self.keeper.info().label
-        );
+        let waiting = format!("releasing {name:?}: waiting for {}", self.keeper.info().label);
         let release = keeper::patiently(self.output, &waiting, held.release());
         let released = tokio::select! {
             released = release => released,
@@ -202,25 +184,19 @@ impl Run<'_> {
         match released {
             Ok(released) => Some(released),
             Err(error) => {
-                self.output
-                    .say(&format!("{error}; the lease has ended the lock by now"));
+                self.output.say(&format!("{error}; the lease has ended the lock by now"));
                 None
             }
         }
     }
 
     fn conclude(&self, ended: &Ended, released: Option<&Released>) -> End {
-        let Ended {
-            exit,
-            why,
-            had_terminal,
-        } = ended;
+        let Ended { exit, why, had_terminal } = ended;
         let lost = match (why, released) {
             (Some(Why::Lost), _) => true,
             (_, Some(Released::AlreadyLost(cause))) => {
                 let name = &self.plan.wish.name;
-                self.output
-                    .say(&format!("lost {name:?} before the command ended: {cause}"));
+                self.output.say(&format!("lost {name:?} before the command ended: {cause}"));
                 true
             }
             _ => false,
@@ -240,10 +216,7 @@ impl Run<'_> {
         });
         self.output.event("finished", fields);
         let by_ctrl_c = *exit == Exit::Signal(libc::SIGINT) && outcome == "exited";
-        End {
-            code,
-            interrupted: by_ctrl_c.then_some(*had_terminal),
-        }
+        End { code, interrupted: by_ctrl_c.then_some(*had_terminal) }
     }
 
     /// Stays until min-hold is over, where the name would be free without us.
@@ -318,25 +291,14 @@ async fn unavailable(
         return Err(failure);
     }
     let skip = plan.if_unavailable == Unavailable::Skip;
-    let then = if skip {
-        "skipped"
-    } else {
-        "running WITHOUT the lock"
-    };
-    output.event(
-        "unavailable",
-        json!({ "message": failure.message, "ran": !skip }),
-    );
+    let then = if skip { "skipped" } else { "running WITHOUT the lock" };
+    output.event("unavailable", json!({ "message": failure.message, "ran": !skip }));
     output.say(&format!("{}; {then} (--if-unavailable)", failure.message));
     if skip {
         return Ok(0);
     }
     let ended = start(plan, &Environment::unlocked(), None, signals, output).await?;
-    let code = if ended.why == Some(Why::Timeout) {
-        exit::TIMEOUT
-    } else {
-        ended.exit.code()
-    };
+    let code = if ended.why == Some(Why::Timeout) { exit::TIMEOUT } else { ended.exit.code() };
     Ok(code)
 }
 

@@ -35,20 +35,15 @@ impl Plan {
         let kill_after = kill_after(&args)?;
         let patient = !(args.no_wait || args.skip && args.wait.is_none());
         let (name, command) = split(args.words)?;
-        let mut options = LockOptions::default()
-            .with_lease(args.lease)
-            .with_min_hold(args.min_hold);
+        let mut options =
+            LockOptions::default().with_lease(args.lease).with_min_hold(args.min_hold);
         options.wait = args.wait;
         options.max_hold = args.max_hold;
         options.note = args.note;
         options.who = args.owner;
         options.validate()?;
         Ok(Plan {
-            wish: Wish {
-                name,
-                mode,
-                options,
-            },
+            wish: Wish { name, mode, options },
             patient,
             skip: args.skip,
             busy_code: args.busy_exit_code,
@@ -65,20 +60,14 @@ impl Plan {
     pub(super) fn max_end(&self, granted_at: Instant) -> Option<Instant> {
         let options = &self.wish.options;
         let max = options.max_hold?;
-        let margin = options
-            .effective_margin()
-            .max(Duration::from_millis(50))
-            .min(max / 2);
+        let margin = options.effective_margin().max(Duration::from_millis(50)).min(max / 2);
         Some(granted_at + max - margin)
     }
 }
 
 fn mode(args: &RunArgs) -> Mode {
     match (args.capacity, args.shared, args.exclusive) {
-        (Some(of), ..) => Mode::Permits {
-            count: args.permits.unwrap_or(1),
-            of,
-        },
+        (Some(of), ..) => Mode::Permits { count: args.permits.unwrap_or(1), of },
         (None, true, _) => Mode::Read,
         (None, _, true) => Mode::Write,
         _ => Mode::Exclusive,
@@ -107,17 +96,14 @@ fn kill_after(args: &RunArgs) -> Result<Duration, Failure> {
 fn split(words: Vec<OsString>) -> Result<(String, Vec<OsString>), Failure> {
     let mut words = words.into_iter().peekable();
     let name = words.next().unwrap_or_default();
-    let name = name
-        .into_string()
-        .map_err(|name| Failure::usage(format!("{name:?} is not UTF-8")))?;
+    let name =
+        name.into_string().map_err(|name| Failure::usage(format!("{name:?} is not UTF-8")))?;
     LockName::new(&name)?;
     words.next_if(|word| word == "--");
     let command: Vec<OsString> = words.collect();
     if command.is_empty() {
-        return Err(
-            Failure::usage(format!("run {name:?}: there is no command to run"))
-                .hint("lockkeeper run NAME CMD [ARGS]…"),
-        );
+        return Err(Failure::usage(format!("run {name:?}: there is no command to run"))
+            .hint("lockkeeper run NAME CMD [ARGS]…"));
     }
     Ok((name, command))
 }

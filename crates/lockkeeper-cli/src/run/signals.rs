@@ -7,14 +7,8 @@ use std::task::Poll;
 use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
 /// What is passed on to the command, and ends a wait.
-pub(super) const FORWARDED: [i32; 6] = [
-    libc::SIGINT,
-    libc::SIGTERM,
-    libc::SIGHUP,
-    libc::SIGQUIT,
-    libc::SIGUSR1,
-    libc::SIGUSR2,
-];
+pub(super) const FORWARDED: [i32; 6] =
+    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
 
 /// What only concerns a command that runs.
 const JOB: [i32; 3] = [libc::SIGCHLD, libc::SIGTSTP, libc::SIGCONT];

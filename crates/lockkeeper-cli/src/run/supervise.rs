@@ -70,11 +70,7 @@ impl Supervisor<'_> {
                 had_terminal |= self.terminal.belongs_to(self.group.leader);
                 if self.group.is_over() {
                     self.terminal.take_back_from(self.group.leader);
-                    return Ended {
-                        exit,
-                        why: self.why,
-                        had_terminal,
-                    };
+                    return Ended { exit, why: self.why, had_terminal };
                 }
                 self.mention_leftovers(left_at.get_or_insert((Instant::now(), false)));
             }

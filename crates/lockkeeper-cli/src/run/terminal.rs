@@ -22,10 +22,7 @@ impl Terminal {
         if tty.is_some() {
             crate::sys::may_move_terminal();
         }
-        Terminal {
-            tty,
-            ours: rustix::process::getpgrp(),
-        }
+        Terminal { tty, ours: rustix::process::getpgrp() }
     }
 
     /// What the command is to be given from its first instruction: a terminal
@@ -43,9 +40,7 @@ impl Terminal {
 
     /// Whether that group is in the foreground.
     pub(super) fn belongs_to(&self, group: Pid) -> bool {
-        self.tty
-            .as_ref()
-            .is_some_and(|tty| tcgetpgrp(tty) == Ok(group))
+        self.tty.as_ref().is_some_and(|tty| tcgetpgrp(tty) == Ok(group))
     }
 
     /// Puts the command's group in the foreground.

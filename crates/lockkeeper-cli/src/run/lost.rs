@@ -62,7 +62,10 @@ impl<'a> Watch<'a> {
             }
             let pause = self.pause();
             match self.stage {
-                // The guard's own alarm also counts the time a machine sleeps.
+                // The guard's own alarms also count the time a machine sleeps.
+                Stage::Calm if self.hold.state() == State::Held => {
+                    let _ = tokio::time::timeout(pause, self.hold.at_risk()).await;
+                }
                 Stage::Calm => {
                     let _ = tokio::time::timeout(pause, self.hold.lost()).await;
                 }
@@ -89,12 +92,11 @@ impl<'a> Watch<'a> {
                 (cause.is_some() || self.left().is_zero()).then(|| self.kill(cause))
             }
             (Stage::Calm, OnLost::Term) => {
-                let left = self.left();
-                if cause.is_none() && left > self.kill_after {
+                if cause.is_none() && !self.is_ending() {
                     return None;
                 }
                 // Broken or stopped in time: there is something left for TERM.
-                let kill_in = left.min(self.kill_after);
+                let kill_in = self.left().min(self.kill_after);
                 if kill_in.is_zero() || has_passed_on(cause.as_ref()) {
                     return Some(self.kill(cause));
                 }
@@ -112,6 +114,13 @@ impl<'a> Watch<'a> {
     fn kill(&mut self, cause: Option<Cause>) -> Due {
         self.stage = Stage::Over;
         Due::Kill { cause: cause.unwrap_or(self.coming()) }
+    }
+
+    /// Whether it is time for TERM. Only a lock at risk is near its end: one
+    /// that was just handed over is short, and renewed at once.
+    fn is_ending(&self) -> bool {
+        let at_risk = self.hold.state() != State::Held;
+        self.max_left() <= self.kill_after || at_risk && self.hold.valid_for() <= self.kill_after
     }
 
     /// How long the lock can be trusted.

@@ -276,6 +276,7 @@ async fn start(
         why: None,
         kill_at: None,
         termed: false,
+        stopping: false,
     };
     Ok(supervisor.see_through().await)
 }

@@ -15,6 +15,9 @@ use crate::output::span;
 /// From TERM to KILL, unless the lease is too short for it.
 const KILL_AFTER: Duration = Duration::from_secs(10);
 
+/// No command needs longer than this to die of KILL.
+const MAX_MARGIN: Duration = Duration::from_millis(500);
+
 /// A run that makes sense.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -55,12 +58,11 @@ impl Plan {
         })
     }
 
-    /// When a lock granted now is at the end of `--max-hold`, less the margin
-    /// that a lease has too: the engine frees the name at that very moment.
+    /// When a lock granted now is at the end of `--max-hold`, less a margin to
+    /// end the command in: the name is free at that very moment.
     pub(super) fn max_end(&self, granted_at: Instant) -> Option<Instant> {
-        let options = &self.wish.options;
-        let max = options.max_hold?;
-        let margin = options.effective_margin().max(Duration::from_millis(50)).min(max / 2);
+        let max = self.wish.options.max_hold?;
+        let margin = (Duration::from_millis(100) + max / 100).min(MAX_MARGIN).min(max / 2);
         Some(granted_at + max - margin)
     }
 }

@@ -7,7 +7,7 @@ use std::task::Poll;
 use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
 /// What is passed on to the command, and ends a wait.
-pub(super) const FORWARDED: [i32; 6] =
+const FORWARDED: [i32; 6] =
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
 
 /// What only concerns a command that runs.

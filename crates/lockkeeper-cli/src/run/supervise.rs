@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::child::{Exit, Group};
 use super::lost::{Due, Watch};
-use super::signals::{FORWARDED, Signals};
+use super::signals::Signals;
 use super::terminal::Terminal;
 use crate::output::{Output, millis, span};
 
@@ -52,29 +52,36 @@ pub(super) struct Supervisor<'a> {
     pub(super) name: &'a str,
     pub(super) why: Option<Why>,
     pub(super) kill_at: Option<Instant>,
-    /// Whether somebody has sent TERM already.
+    /// Whether somebody has sent us TERM already.
     pub(super) termed: bool,
+    /// Whether somebody has asked us to stop.
+    pub(super) stopping: bool,
+}
+
+/// What is known once the command itself has ended.
+struct Rest {
+    since: Instant,
+    had_terminal: bool,
+    mentioned: bool,
 }
 
 impl Supervisor<'_> {
     /// Runs until the whole group is gone.
     pub(super) async fn see_through(mut self) -> Ended {
-        let mut left_at: Option<(Instant, bool)> = None;
-        let mut had_terminal = false;
+        let mut rest: Option<Rest> = None;
         loop {
             // Whatever came before we listened is found here as well.
             if let Some(signal) = self.group.reap() {
-                self.on_stopped(signal).await;
+                self.on_stopped(signal);
             }
             if let Some(exit) = self.group.exit {
-                had_terminal |= self.terminal.belongs_to(self.group.leader);
+                let rest = rest.get_or_insert_with(|| self.on_exit(exit));
                 if self.group.is_over() {
-                    self.terminal.take_back_from(self.group.leader);
-                    return Ended { exit, why: self.why, had_terminal };
+                    return Ended { exit, why: self.why, had_terminal: rest.had_terminal };
                 }
-                self.mention_leftovers(left_at.get_or_insert((Instant::now(), false)));
+                self.mention(rest);
             }
-            let over = self.group.exit.is_some();
+            let over = rest.is_some();
             tokio::select! {
                 biased;
                 signal = self.signals.next() => self.on_signal(signal),
@@ -86,28 +93,52 @@ impl Supervisor<'_> {
         }
     }
 
+    /// The command itself has ended. What it left keeps the lock until it ends
+    /// too, unless a signal ended the command: then it was all meant to end.
+    fn on_exit(&mut self, exit: Exit) -> Rest {
+        let had_terminal = self.terminal.belongs_to(self.group.leader);
+        self.terminal.take_back_from(self.group.leader);
+        if matches!(exit, Exit::Signal(_)) || self.stopping {
+            self.stop();
+        }
+        Rest { since: Instant::now(), had_terminal, mentioned: false }
+    }
+
     fn on_signal(&mut self, signal: i32) {
         match signal {
             // Taken in at the top of the loop.
             libc::SIGCHLD => {}
             libc::SIGCONT => self.go_on(),
-            libc::SIGTERM if self.termed => self.kill(),
-            libc::SIGTERM => {
-                self.termed = true;
-                self.group.terminate();
-            }
             libc::SIGTSTP => self.group.send(Signal::TSTP),
-            signal if FORWARDED.contains(&signal) => {
-                if let Some(signal) = Signal::from_named_raw(signal) {
-                    self.group.send(signal);
-                }
+            libc::SIGTERM if self.termed => self.kill(),
+            libc::SIGUSR1 | libc::SIGUSR2 => self.pass_on(signal),
+            // Leftovers of a command may ignore INT; what is meant is the end.
+            _ if self.group.exit.is_some() => self.stop(),
+            signal => {
+                self.stopping = true;
+                self.termed |= signal == libc::SIGTERM;
+                self.pass_on(signal);
             }
-            _ => {}
         }
     }
 
+    fn pass_on(&self, signal: i32) {
+        if let Some(signal) = Signal::from_named_raw(signal) {
+            self.group.send(signal);
+        }
+        if signal == libc::SIGTERM {
+            self.group.send(Signal::CONT);
+        }
+    }
+
+    /// Asks what is left to end, and makes sure that it does.
+    fn stop(&mut self) {
+        self.group.terminate();
+        self.kill_at.get_or_insert(Instant::now() + self.kill_after);
+    }
+
     /// The command was stopped: by Ctrl-Z, or for touching a terminal it has not got.
-    async fn on_stopped(&mut self, signal: i32) {
+    fn on_stopped(&mut self, signal: i32) {
         let group = self.group.leader;
         match signal {
             libc::SIGTTIN | libc::SIGTTOU if self.terminal.is_ours() => {
@@ -184,8 +215,7 @@ impl Supervisor<'_> {
         let fields = json!({ "name": self.name, "kill_after_ms": millis(self.kill_after) });
         self.output.event("timeout", fields);
         self.output.say("the run limit is reached; sent TERM");
-        self.group.terminate();
-        self.kill_at = Some(Instant::now() + self.kill_after);
+        self.stop();
         self.why.get_or_insert(Why::Timeout);
     }
 
@@ -194,9 +224,9 @@ impl Supervisor<'_> {
         self.group.send(Signal::KILL);
     }
 
-    fn mention_leftovers(&self, (since, mentioned): &mut (Instant, bool)) {
-        if !*mentioned && since.elapsed() >= PATIENCE {
-            *mentioned = true;
+    fn mention(&self, rest: &mut Rest) {
+        if !rest.mentioned && rest.since.elapsed() >= PATIENCE {
+            rest.mentioned = true;
             self.output.say(
                 "the command has ended, but processes it started have not; the lock is kept for them",
             );

@@ -9,6 +9,7 @@ mod commands;
 mod exit;
 mod keeper;
 mod output;
+mod procs;
 mod run;
 mod sys;
 mod view;

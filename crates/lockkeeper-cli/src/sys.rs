@@ -129,7 +129,7 @@ impl Drop for Guardian {
 /// # Safety
 /// Only for the child of a fork: it never returns.
 unsafe fn guard(group: i32, ear: RawFd, mouth: RawFd) -> ! {
-    // SAFETY: async-signal-safe system calls on our own descriptors and locals.
+    // SAFETY: system calls on our own descriptors and locals; nothing allocates or locks.
     unsafe {
         // Our handlers write into a pipe that is shared with our parent.
         let mut all: libc::sigset_t = std::mem::zeroed();
@@ -145,7 +145,7 @@ unsafe fn guard(group: i32, ear: RawFd, mouth: RawFd) -> ! {
         libc::read(ear, (&raw mut byte).cast(), 1);
         let millisecond = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
         for _ in 0..5_000 {
-            if libc::kill(-group, libc::SIGKILL) != 0 {
+            if libc::kill(-group, libc::SIGKILL) != 0 || !crate::procs::group_lives(group) {
                 break;
             }
             libc::nanosleep(&millisecond, std::ptr::null_mut());

@@ -105,6 +105,25 @@ fn kill_9_of_the_wrapper_takes_the_whole_group_down() {
 }
 
 #[test]
+fn kill_9_of_the_wrapper_ends_the_command_even_without_its_guardian() {
+    let place = Place::new();
+    let script = "trap '' TERM HUP INT; echo $$ > child.pid; while :; do sleep 0.05; done";
+    let mut wrapper = Running::start(place.lockkeeper(&["run", "x", "sh", "-c", script]));
+    let child = place.pid("child.pid");
+    let children = format!("/proc/{0}/task/{0}/children", wrapper.pid());
+    let guardian = eventually("guardian", || {
+        let children = std::fs::read_to_string(&children).unwrap();
+        let mut pids = children.split_whitespace().map(|pid| pid.parse::<i32>().unwrap());
+        pids.find(|&pid| pid != child)
+    });
+    crate::kit::kill(guardian, Signal::KILL);
+    until_dead(guardian);
+    wrapper.signal(Signal::KILL);
+    wrapper.status();
+    until_dead(child);
+}
+
+#[test]
 fn what_was_ignored_stays_ignored() {
     let place = Place::new();
     // `nohup`: the wrapper must neither die of HUP nor undo the wish for its command.

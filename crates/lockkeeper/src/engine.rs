@@ -475,6 +475,8 @@ pub struct EngineInfo {
     pub kinds: Vec<Kind>,
     /// The shortest lease it can keep.
     pub min_lease: Duration,
+    /// Whether a released name stays closed (min-hold) after its keeper's process is gone.
+    pub lingers: bool,
 }
 
 /// What an engine pushes up, at any time.

@@ -210,6 +210,7 @@ impl Engine for MemoryEngine {
             caveat: "locks and tokens end with the process".into(),
             kinds: vec![Kind::Mutex, Kind::ReadWrite, Kind::Semaphore, Kind::Latch, Kind::Fence],
             min_lease: LockOptions::MIN_LEASE,
+            lingers: false,
         }
     }
 

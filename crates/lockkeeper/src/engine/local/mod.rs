@@ -100,6 +100,7 @@ impl Engine for LocalEngine {
             caveat: CAVEAT.into(),
             kinds: vec![Kind::Mutex, Kind::ReadWrite, Kind::Semaphore, Kind::Latch, Kind::Fence],
             min_lease: LockOptions::MIN_LEASE,
+            lingers: true,
         }
     }
 

@@ -35,6 +35,16 @@ pub(crate) async fn patiently<F: Future>(output: &Output, what: &str, work: F) -
     work.await
 }
 
+/// Awaits an answer of the engine, and says so when it takes long.
+pub(crate) async fn answer<T>(
+    keeper: &Keeper,
+    output: &Output,
+    question: impl Future<Output = lockkeeper::Result<T>>,
+) -> lockkeeper::Result<T> {
+    let waiting = format!("waiting for an answer from {}", keeper.info().label);
+    patiently(output, &waiting, question).await
+}
+
 /// Whether anybody who may list processes can read a password in this URL.
 pub(crate) fn shows_a_secret(common: &Common) -> bool {
     let in_environment = std::env::var("LOCKKEEPER_URL").is_ok_and(|url| url == common.engine);

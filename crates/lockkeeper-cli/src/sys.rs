@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use rustix::process::{Pid, Signal, WaitOptions};
+use rustix::process::{Pid, Signal};
 
 /// Whether this signal was ignored when we were started (`nohup`, a shell's `&`).
 pub(crate) fn is_ignored(signal: i32) -> bool {
@@ -18,14 +18,18 @@ pub(crate) fn is_ignored(signal: i32) -> bool {
     }
 }
 
-/// Ignores SIGTTOU, which would stop us for moving the terminal from the background.
-pub(crate) fn may_move_terminal() {
+/// Ignores SIGTTOU, which would stop us for moving the terminal from the
+/// background. Returns whether that is news, and so to be undone for a command.
+pub(crate) fn may_move_terminal() -> bool {
+    let news = !is_ignored(libc::SIGTTOU);
     set_action(libc::SIGTTOU, libc::SIG_IGN);
+    news
 }
 
 /// Prepares the first moments of a child, between fork and exec: it dies with
-/// us, and it has the terminal before its first instruction if `terminal` is given.
-pub(crate) fn prepare(command: &mut Command, terminal: Option<RawFd>) {
+/// us, and it has the terminal before its first instruction if `terminal` is
+/// given. `heed` undoes what [`may_move_terminal`] did.
+pub(crate) fn prepare(command: &mut Command, terminal: Option<RawFd>, heed: bool) {
     let parent = rustix::process::getpid();
     let first_moments = move || {
         #[cfg(target_os = "linux")]
@@ -38,7 +42,9 @@ pub(crate) fn prepare(command: &mut Command, terminal: Option<RawFd>) {
             // SAFETY: the descriptor stays open in the parent until the spawn is over.
             unsafe { libc::tcsetpgrp(terminal, libc::getpid()) };
         }
-        set_action(libc::SIGTTOU, libc::SIG_DFL);
+        if heed {
+            set_action(libc::SIGTTOU, libc::SIG_DFL);
+        }
         Ok(())
     };
     // SAFETY: the closure makes system calls only; it allocates and locks nothing.
@@ -118,9 +124,10 @@ impl Guardian {
 }
 
 impl Drop for Guardian {
+    /// Dismisses it. It dies in its read, before it could take our end for a
+    /// murder; nobody needs to wait for that.
     fn drop(&mut self) {
         let _ = rustix::process::kill_process(self.pid, Signal::KILL);
-        let _ = rustix::process::waitpid(Some(self.pid), WaitOptions::empty());
     }
 }
 

@@ -9,12 +9,13 @@ use serde_json::json;
 use crate::Outcome;
 use crate::args::BreakArgs;
 use crate::exit::{self, Failure};
+use crate::keeper::answer;
 use crate::output::{Output, span, tame};
 use crate::view;
 
 /// Takes a lock from whoever holds it.
 pub(super) async fn break_lock(keeper: &Keeper, args: BreakArgs, output: &Output) -> Outcome {
-    let status = keeper.status(&args.name).await?;
+    let status = answer(keeper, output, keeper.status(&args.name)).await?;
     let wanted = |holder: &&Holder| match &args.owner {
         Some(owner) => holder.claim.to_string() == *owner,
         None => true,
@@ -38,7 +39,8 @@ pub(super) async fn break_lock(keeper: &Keeper, args: BreakArgs, output: &Output
     let how = if args.now { Revoke::Now } else { Revoke::Orderly };
     let mut broken = Vec::new();
     for victim in victims {
-        if keeper.revoke(&args.name, victim, how, args.reason.as_str()).await? == Found::Held {
+        let revoke = keeper.revoke(&args.name, victim, how, args.reason.as_str());
+        if answer(keeper, output, revoke).await? == Found::Held {
             broken.push(victim);
         }
     }

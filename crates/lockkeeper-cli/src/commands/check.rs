@@ -6,6 +6,7 @@ use serde_json::json;
 
 use crate::Outcome;
 use crate::exit::{self, Failure};
+use crate::keeper::answer;
 use crate::output::{Output, millis};
 use crate::run::environment::owner_here;
 use crate::view;
@@ -26,7 +27,7 @@ pub(super) async fn check(
             "use it in a command under `lockkeeper run`, on the same engine, or give --token",
         ));
     }
-    let status = keeper.status(name).await?;
+    let status = answer(keeper, output, keeper.status(name)).await?;
     let is_ours = |holder: &&Holder| match token {
         Some(token) => holder.token == Some(token),
         None => owner.as_ref() == Some(&holder.claim.to_string()),
@@ -59,7 +60,7 @@ pub(super) async fn fence(
     output: &Output,
 ) -> Outcome {
     let fence = keeper.fence(resource);
-    let verdict = fence.check(token).await;
+    let verdict = answer(keeper, output, fence.check(token)).await;
     if output.json {
         let highest = match &verdict {
             Ok(()) => Some(token),

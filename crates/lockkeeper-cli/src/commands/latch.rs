@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::Outcome;
 use crate::args::LatchAction;
 use crate::exit::{self, Failure};
-use crate::keeper::patiently;
+use crate::keeper::{answer, patiently};
 use crate::output::Output;
 
 /// Does one thing with a latch.
@@ -19,7 +19,7 @@ pub(super) async fn latch(
     let latch = keeper.latch(name);
     match action {
         LatchAction::Set { count, keep } => {
-            let set = latch.keep(keep).set(count).await?;
+            let set = answer(keeper, output, latch.keep(keep).set(count)).await?;
             let (text, fields) = match set {
                 true => (format!("set to {count}"), json!({ "name": name, "set": true })),
                 false => (
@@ -39,7 +39,7 @@ pub(super) async fn latch(
             wait_for(latch.with_options(options), name, output).await
         }
         LatchAction::Remove => {
-            latch.remove().await?;
+            answer(keeper, output, latch.remove()).await?;
             tell(output, name, "removed", &json!({ "name": name, "removed": true }))?;
             Ok(0)
         }

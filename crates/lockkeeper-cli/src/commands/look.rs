@@ -5,6 +5,7 @@ use lockkeeper::engine::{Holder, Status};
 use serde_json::json;
 
 use crate::Outcome;
+use crate::keeper::answer;
 use crate::output::{Output, span, table, tame};
 use crate::view;
 
@@ -16,7 +17,7 @@ pub(super) async fn ls(keeper: &Keeper, prefix: &str, output: &Output) -> Outcom
     let mut entries = Vec::new();
     let mut from = None;
     loop {
-        let page = keeper.list(prefix, from, PAGE).await?;
+        let page = answer(keeper, output, keeper.list(prefix, from, PAGE)).await?;
         entries.extend(page.entries);
         from = page.next;
         if from.is_none() {
@@ -71,7 +72,7 @@ fn lease(holder: &Holder) -> String {
 
 /// Shows one name.
 pub(super) async fn status(keeper: &Keeper, name: &str, output: &Output) -> Outcome {
-    let status = keeper.status(name).await?;
+    let status = answer(keeper, output, keeper.status(name)).await?;
     show(&status, output)?;
     Ok(0)
 }

@@ -53,7 +53,7 @@ impl Group {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).process_group(0);
         environment.put_into(&mut command);
-        sys::prepare(&mut command, terminal.to_hand_over());
+        sys::prepare(&mut command, terminal.to_hand_over(), terminal.heed);
         // Orphans of the group become our children, so that we hear of their end.
         #[cfg(target_os = "linux")]
         let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));

@@ -122,7 +122,8 @@ impl Run<'_> {
                 return Err(Failure::usage(text).hint("take it with --exclusive further out"));
             }
         };
-        let status = self.keeper.status(&wish.name).await?;
+        let status =
+            keeper::answer(self.keeper, self.output, self.keeper.status(&wish.name)).await?;
         Ok(still_held(&status, &owner).map(|outer| {
             let fields = json!({ "name": wish.name, "token": outer.token, "owner": outer.owner });
             self.output.event("nested", fields);

@@ -146,7 +146,7 @@ impl Supervisor<'_> {
                 self.group.send(Signal::CONT);
             }
             libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU => {
-                self.terminal.take_back_from(group);
+                // The shell that sees us stop takes the terminal.
                 self.warn_of_stop();
                 crate::sys::stop_ourselves();
                 // Continued, perhaps after hours: the lock first.

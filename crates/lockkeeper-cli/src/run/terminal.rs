@@ -13,16 +13,16 @@ pub(super) struct Terminal {
     tty: Option<OwnedFd>,
     /// Our own process group.
     ours: Pid,
+    /// Whether we ignore a signal that the command is to heed.
+    pub(super) heed: bool,
 }
 
 impl Terminal {
     pub(super) fn open() -> Self {
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let tty = rustix::fs::open("/dev/tty", flags, Mode::empty()).ok();
-        if tty.is_some() {
-            crate::sys::may_move_terminal();
-        }
-        Terminal { tty, ours: rustix::process::getpgrp() }
+        let heed = tty.is_some() && crate::sys::may_move_terminal();
+        Terminal { tty, ours: rustix::process::getpgrp(), heed }
     }
 
     /// What the command is to be given from its first instruction: a terminal

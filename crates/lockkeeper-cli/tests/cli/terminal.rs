@@ -197,11 +197,23 @@ fn a_background_job_can_come_to_the_foreground() {
 fn the_head_of_a_pipe_keeps_the_terminal() {
     let place = Place::new();
     let mut shell = Shell::open(&place);
-    shell.press("head -n1 | $LK run x sh -c 'echo $$ > child.pid; read line; echo got $line'\n");
+    // It starts to read when the command has long had its chance to take the terminal.
+    let head = "until [ -s child.pid ]; do sleep 0.02; done; exec head -n1";
+    let command = "echo $$ > child.pid; read line; echo got $line";
+    shell.press(&format!("sh -c '{head}' | $LK run x sh -c '{command}'\n"));
     place.pid("child.pid");
     shell.press("hello\n");
     shell.until("got hello");
     shell.until_prompt();
+}
+
+#[test]
+fn the_command_is_in_the_foreground_from_the_start() {
+    let place = Place::new();
+    let mut shell = Shell::open(&place);
+    let seen = shell.line("$LK run x sh -c 'echo state=$(ps -o stat= -p $$)'");
+    let state = seen.rsplit("state=").next().unwrap().lines().next().unwrap();
+    assert!(state.contains('+'), "{seen}");
 }
 
 #[test]
@@ -217,11 +229,20 @@ fn a_command_behind_a_pipe_can_still_ask_on_the_terminal() {
 }
 
 #[test]
-fn a_command_that_cannot_start_gives_the_terminal_back() {
+fn the_terminal_comes_back_to_a_script() {
     let place = Place::new();
     let mut shell = Shell::open(&place);
-    assert!(shell.line("$LK run x no-such-command").contains("not found"));
-    assert!(shell.line("read line; echo got $line\nhello").contains("got hello"));
+    // A script has no job control to help itself with.
+    for command in ["true", "no-such-command"] {
+        shell.press(&format!(
+            "sh -c '$LK run x {command}; echo over > over; read line; echo got $line'\n"
+        ));
+        place.line("over");
+        std::fs::remove_file(place.file("over")).unwrap();
+        shell.press(&format!("{command}\n"));
+        shell.until(&format!("got {command}"));
+        shell.until_prompt();
+    }
 }
 
 #[test]

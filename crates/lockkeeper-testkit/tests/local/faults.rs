@@ -40,22 +40,22 @@ async fn a_killed_holder_is_followed_within_a_tenth_of_a_second() {
 async fn a_waiter_that_became_the_holder_is_watched_too() {
     let temp = tempfile::tempdir().unwrap();
     let here = keeper(temp.path()).await;
-    let mut queue: Vec<Worker> = (0..4).map(|_| Worker::start(temp.path())).collect();
-    for (place, worker) in queue.iter_mut().enumerate() {
-        worker.want("m", 30_000);
-        if place > 0 {
-            waiters(&here, "m", place).await;
+    for _ in 0..3 {
+        let mut queue: Vec<Worker> = (0..3).map(|_| Worker::start(temp.path())).collect();
+        for (place, worker) in queue.iter_mut().enumerate() {
+            worker.want("m", 30_000);
+            if place == 0 {
+                worker.held();
+            } else {
+                waiters(&here, "m", place).await;
+            }
         }
-    }
-    // Each dies as soon as it holds; the next was behind a waiter when it asked.
-    for index in 0..3 {
-        queue[index].held();
+        // Only the second is told of this; the third was behind both.
+        assert_eq!(queue[0].ask("release").split(' ').next(), Some("Released"));
+        queue[1].held();
         let killed = Clock::system().now();
-        queue[index].kill();
-        if index < 2 {
-            continue;
-        }
-        let (_, at) = queue[3].held();
+        queue[1].kill();
+        let (_, at) = queue[2].held();
         let took = Duration::from_nanos(at.saturating_sub(killed.as_nanos()));
         assert!(took < millis(100), "{took:?}");
     }
@@ -365,4 +365,28 @@ async fn what_the_dead_left_is_swept() {
     };
     assert_eq!(count(), 2, "ours alone");
     assert!(here.mutex("m").try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_failed_request_leaves_nothing_and_fails_alone() {
+    let temp = tempfile::tempdir().unwrap();
+    let here = keeper(temp.path()).await;
+    let db = rusqlite::Connection::open(temp.path().join("lk.db")).unwrap();
+    db.execute_batch(
+        "CREATE TRIGGER boom BEFORE INSERT ON holders WHEN NEW.name = 'boom'
+         BEGIN SELECT RAISE(FAIL, 'boom'); END",
+    )
+    .unwrap();
+    let good: Vec<_> = (0..50).map(|n| here.mutex(format!("good-{n}"))).collect();
+    let good = good.into_iter().map(|mutex| tokio::spawn(async move { mutex.lock().await }));
+    let good: Vec<_> = good.collect();
+    let error = here.mutex("boom").lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unexpected, "{error}");
+    for guard in good {
+        assert!(guard.await.unwrap().unwrap().is_held());
+    }
+    let half: i64 = db
+        .query_row("SELECT count(*) FROM names WHERE name = 'boom'", [], |row| row.get(0))
+        .unwrap();
+    assert_eq!(half, 0, "half a request was kept");
 }

@@ -232,17 +232,17 @@ async fn nobody_is_overtaken_behind_many_dead_tickets() {
     let here = keeper(temp.path()).await;
     let guard = here.mutex("m").lock().await.unwrap();
     let db = Connection::open(temp.path().join("lk.db")).unwrap();
+    db.execute("UPDATE names SET last_ticket = 41 WHERE name = 'm'", []).unwrap();
+    let behind = keeper(temp.path()).await.mutex("m");
+    let behind = tokio::spawn(async move { behind.lock().await });
+    crate::worker::waiters(&here, "m", 1).await;
     // Forty dead ones, more than are read at once, and one that is not.
     db.execute_batch(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 41)
          INSERT INTO tickets SELECT 'm', i, printf('%032x', i), i, 0, 'exclusive', 0, 0,
-         iif(i = 41, 9000000000000000, 1), 0, 0, 'w', 'h', 1, '' FROM n;
-         UPDATE names SET last_ticket = 41 WHERE name = 'm'",
+         iif(i = 41, 9000000000000000, 1), 0, 0, 'w', 'h', 1, '' FROM n",
     )
     .unwrap();
-    let behind = keeper(temp.path()).await.mutex("m");
-    let behind = tokio::spawn(async move { behind.lock().await });
-    crate::worker::waiters(&here, "m", 2).await;
     let _ = guard.release().await.unwrap();
     let status = here.status("m").await.unwrap();
     assert_eq!(status.holders[0].claim.number, 41, "{status:?}");

@@ -528,11 +528,12 @@ async fn the_last_drop_waits_for_a_withdrawn_acquisition() {
     gate.reached().await;
     lock.abort();
     let _ = lock.await;
-    let dropped = tokio::task::spawn_blocking(move || drop(keeper));
-    // The answer is under way while the program is about to end.
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    gate.open();
-    dropped.await.unwrap();
+    // The answer comes while the program is about to end.
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        gate.open();
+    });
+    tokio::task::spawn_blocking(move || drop(keeper)).await.unwrap();
     assert!(bystander.status("n").await.unwrap().holders.is_empty(), "left to its lease");
 }
 
@@ -601,6 +602,6 @@ async fn ten_thousand_local_claims_take_no_seconds() {
     let permits = permits.await;
     println!("{MANY} waiters {waiters:?}, readers {readers:?}, permits {permits:?}");
     for took in [waiters, readers, permits] {
-        assert!(took < Duration::from_secs(10), "{waiters:?} {readers:?} {permits:?}");
+        assert!(took < Duration::from_secs(4), "{waiters:?} {readers:?} {permits:?}");
     }
 }

@@ -12,7 +12,7 @@ use lockkeeper_testkit::eventually;
 
 /// Lets a test push events of its own, or hold back the engine's.
 #[derive(Clone, Debug)]
-struct Tap {
+pub(crate) struct Tap {
     inner: Faults,
     seat: Arc<Mutex<Option<Events>>>,
     held_back: Arc<Mutex<Option<Vec<Event>>>>,
@@ -25,12 +25,12 @@ impl Tap {
         (tap, inner)
     }
 
-    fn push(&self, event: Event) {
+    pub(crate) fn push(&self, event: Event) {
         self.seat.lock().unwrap().as_ref().unwrap().push(event);
     }
 
     /// Keeps the engine's pushes from now on.
-    fn hold_back(&self) {
+    pub(crate) fn hold_back(&self) {
         *self.held_back.lock().unwrap() = Some(Vec::new());
         let kept = self.held_back.clone();
         self.inner.hear(move |event| {
@@ -59,16 +59,16 @@ impl Connect for Tap {
 }
 
 /// A holder, a waiter with taps on its engine, and the name between them.
-struct Pair {
-    holder: Keeper,
-    waiter: Keeper,
-    tap: Tap,
-    faults: Faults,
+pub(crate) struct Pair {
+    pub(crate) holder: Keeper,
+    pub(crate) waiter: Keeper,
+    pub(crate) tap: Tap,
+    pub(crate) faults: Faults,
 }
 
 impl Pair {
     /// On a paused clock.
-    async fn simulated() -> Self {
+    pub(crate) async fn simulated() -> Self {
         let memory = Memory::private();
         let clock = Clock::tokio();
         let (tap, faults) = Tap::on(&memory);
@@ -77,16 +77,16 @@ impl Pair {
         Pair { holder, waiter, tap, faults }
     }
 
-    async fn hold(&self) -> Guard {
+    pub(crate) async fn hold(&self) -> Guard {
         self.holder.mutex("n").lock().await.unwrap()
     }
 
-    fn wait(&self) -> tokio::task::JoinHandle<Result<Guard>> {
+    pub(crate) fn wait(&self) -> tokio::task::JoinHandle<Result<Guard>> {
         let mutex = self.waiter.mutex("n");
         tokio::spawn(async move { mutex.lock().await })
     }
 
-    async fn queued(&self) {
+    pub(crate) async fn queued(&self) {
         let queued =
             async || self.holder.status("n").await.is_ok_and(|status| status.waiters.len() == 1);
         assert!(eventually(Duration::from_secs(5), queued).await);
@@ -293,7 +293,7 @@ fn slow_renewals(faults: &Faults, span: Duration) {
 }
 
 /// Waits until the driver has nothing in hand, and names what it still has.
-async fn idle(keeper: &Keeper) {
+pub(crate) async fn idle(keeper: &Keeper) {
     let idle = async || keeper.footprint().await.unwrap().is_empty();
     if !eventually(Duration::from_secs(5), idle).await {
         panic!("left in the driver: {:?}", keeper.footprint().await);

@@ -3,5 +3,6 @@
 mod driver;
 mod memory;
 mod meta;
+mod rules;
 
 lockkeeper_testkit::conformance! { memory_engine: lockkeeper_testkit::start::memory }

@@ -3,6 +3,7 @@
 mod driver;
 mod memory;
 mod meta;
+mod rules;
 
 lockkeeper_testkit::conformance! { memory_engine: lockkeeper_testkit::start::memory }
 lockkeeper_testkit::conformance! { local_engine: lockkeeper_testkit::start::local }

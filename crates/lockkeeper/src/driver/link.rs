@@ -53,6 +53,8 @@ pub struct Footprint {
     pub flights: usize,
     /// Claims whose renewal is due.
     pub due: usize,
+    /// Latches that somebody waits for.
+    pub watches: usize,
 }
 
 impl Footprint {

@@ -255,6 +255,7 @@ impl Driver {
             wakes: self.wakes.len(),
             flights: self.flights.len(),
             due: self.shards.values().map(Shard::len).sum(),
+            watches: self.cells.lock().unwrap_or_else(PoisonError::into_inner).len(),
         }
     }
 

@@ -65,6 +65,7 @@ mod reentry;
 mod request;
 mod rwlock;
 mod semaphore;
+mod status;
 mod token;
 mod url;
 

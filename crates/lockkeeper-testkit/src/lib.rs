@@ -1,1 +1,15 @@
-//! kit
+//! Proves that an engine keeps Lockkeeper's promises.
+//!
+//! A case is a plain async function over a [`Stage`]: an engine that is up,
+//! reached by its URL. [`conformance!`] names every case for one engine, so a
+//! new engine needs one line to run them all; what it refuses by name is
+//! checked to be refused.
+
+pub mod cases;
+pub mod child;
+pub mod explore;
+pub mod history;
+mod stage;
+pub mod start;
+
+pub use stage::{Stage, eventually, poll_once, within};

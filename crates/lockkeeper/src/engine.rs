@@ -13,9 +13,9 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+use crate::cause::Cause;
 use crate::clock::{Clock, Moment};
 use crate::error::Result;
-use crate::cause::Cause;
 use crate::name::LockName;
 use crate::token::{ClaimId, KeeperId, Token};
 
@@ -545,6 +545,33 @@ pub trait Connect: fmt::Debug + Send + Sync + 'static {
     async fn open(&self, seat: Seat) -> Result<Arc<dyn Engine>>;
 }
 
+#[async_trait]
+impl<C: Connect + ?Sized> Connect for Arc<C> {
+    fn label(&self) -> Arc<str> {
+        (**self).label()
+    }
+
+    async fn open(&self, seat: Seat) -> Result<Arc<dyn Engine>> {
+        (**self).open(seat).await
+    }
+}
+
+/// Finds the engine behind a URL, to be opened or wrapped.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a URL that makes no sense.
+///
+/// # Examples
+/// ```
+/// use lockkeeper::layer::faults::Faults;
+///
+/// let faulty = Faults::around(lockkeeper::engine::at("memory:")?);
+/// # Ok::<(), lockkeeper::Error>(())
+/// ```
+pub fn at(url: &str) -> Result<Arc<dyn Connect>> {
+    crate::url::parse(url)
+}
+
 /// A service that grants named locks: the one seam.
 ///
 /// All methods take `&self` and may run at the same time. Each answers once
@@ -577,7 +604,8 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// Takes a grant from its owner, who is told by push and on its next renewal.
     ///
     /// Compares the victim's claim and token, so a late duplicate can never
-    /// hit a later holder.
+    /// hit a later holder. (A reader or permit has no token: there a claim
+    /// that its own late duplicate granted anew is hit.)
     async fn revoke(
         &self,
         name: &LockName,

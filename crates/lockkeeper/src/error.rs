@@ -140,10 +140,7 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         matches!(
             self.0.kind,
-            ErrorKind::TimedOut
-                | ErrorKind::Unreachable
-                | ErrorKind::Unknown
-                | ErrorKind::TooMany
+            ErrorKind::TimedOut | ErrorKind::Unreachable | ErrorKind::Unknown | ErrorKind::TooMany
         )
     }
 

@@ -270,6 +270,11 @@ impl WriteGuard {
     pub async fn downgrade(self) -> Result<ReadGuard> {
         self.guard.check()?;
         let read = ReadGuard::new(self.request.step_down(self.guard.claim_id()).await?);
+        // A late duplicate may have granted the write claim anew, after others
+        // had the name: stepping down from that is not what was asked for.
+        if read.token() != Some(self.guard.token()) {
+            return Err(Error::lost(Cause::TakenOver).during("downgrade"));
+        }
         match self.guard.release().await? {
             Released::AlreadyLost(cause) => Err(Error::lost(cause).during("downgrade")),
             Released::Released | Released::StillHeld => Ok(read),

@@ -68,7 +68,8 @@ struct Inner {
 }
 
 impl Keeper {
-    /// Opens the engine behind a URL: `memory:` (private) or `memory:NAME`.
+    /// Opens the engine behind a URL: `local:` (the user's own), `local:/dir` or
+    /// a plain path, `memory:` (private) or `memory:NAME`.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] for a URL that makes no sense, and whatever the
@@ -99,7 +100,8 @@ impl Keeper {
             let runtime = match runtime {
                 Ok(runtime) => runtime,
                 Err(error) => {
-                    let error = Error::new(ErrorKind::Unexpected, "no I/O to be had").because(error);
+                    let error =
+                        Error::new(ErrorKind::Unexpected, "no I/O to be had").because(error);
                     let _ = ready.send(Err(error));
                     return;
                 }
@@ -121,12 +123,14 @@ impl Keeper {
             });
         };
         let name = "lockkeeper".to_owned();
-        let failed = |error| Error::new(ErrorKind::Unexpected, "no thread to be had").because(error);
+        let failed =
+            |error| Error::new(ErrorKind::Unexpected, "no thread to be had").because(error);
         thread::Builder::new().name(name).spawn(body).map_err(failed)?;
         match opened.await {
             Ok(keeper) => keeper.map_err(|error| error.during("connect").on(&label)),
             Err(_) => {
-                let error = Error::new(ErrorKind::Unexpected, "the engine panicked; the log says why");
+                let error =
+                    Error::new(ErrorKind::Unexpected, "the engine panicked; the log says why");
                 Err(error.during("connect").on(&label))
             }
         }
@@ -313,16 +317,19 @@ impl Keeper {
     {
         let insist = move |engine: Arc<dyn Engine>| async move {
             let mut tries = 0;
+            let start = tokio::time::Instant::now();
             loop {
                 let error = match limited(ANSWER_LIMIT, ask(engine.clone())).await {
                     Err(error) if error.is_silence() => error,
                     answer => return answer,
                 };
                 tries += 1;
-                if tries > INSIST {
+                let pause = backoff(tries);
+                // What the engine said last is worth more than that time is up.
+                if tries > INSIST || start.elapsed() + pause >= ANSWER_LIMIT {
                     return Err(error);
                 }
-                tokio::time::sleep(backoff(tries)).await;
+                tokio::time::sleep(pause).await;
             }
         };
         let insist = move |engine| limited(ANSWER_LIMIT, insist(engine));
@@ -376,7 +383,9 @@ async fn assemble(
     let engine = limited(ANSWER_LIMIT, connect.open(seat.clone())).await.map_err(|error| {
         match error.kind() {
             // Nothing was locked yet, so nothing is unknown.
-            ErrorKind::Unknown => Error::new(ErrorKind::Unreachable, "no answer in time").because(error),
+            ErrorKind::Unknown => {
+                Error::new(ErrorKind::Unreachable, "no answer in time").because(error)
+            }
             _ => error,
         }
     })?;

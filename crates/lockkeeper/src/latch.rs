@@ -87,8 +87,9 @@ impl Latch {
     pub async fn set(&self, count: u32) -> Result<bool> {
         if !(1..=Self::MAX_COUNT).contains(&count) {
             let most = Self::MAX_COUNT;
-            return Err(invalid(format!("a latch counts from 1 to {most}, not {count}"))
-                .during("latch"));
+            return Err(
+                invalid(format!("a latch counts from 1 to {most}, not {count}")).during("latch")
+            );
         }
         if self.keep.is_zero() || self.keep > LockOptions::MAX_LEASE * 366 {
             return Err(invalid("a latch is kept for up to a year, and not for no time at all")
@@ -158,7 +159,8 @@ impl Latch {
         let watch = Watch::on(self.request.keeper.cells(), &name);
         let (deadline, clock) = (self.request.deadline(), link.clock.clone());
         let wait = move |engine: Arc<dyn crate::Engine>| async move {
-            let mut wait = Wait { watch, deadline, started: clock.now(), answered: false, set: None };
+            let mut wait =
+                Wait { watch, deadline, started: clock.now(), answered: false, set: None };
             loop {
                 let look = CellOp::Look { kind: Kind::Latch, watch: true };
                 // Marked before the look, so that no change falls between.

@@ -122,6 +122,17 @@ impl Mutex {
         me.lock(&self.request).await
     }
 
+    /// Locks on behalf of `me` if it can be had at once; `None` otherwise.
+    ///
+    /// # Errors
+    /// As [`lock_as`](Self::lock_as).
+    ///
+    /// # Cancel safety
+    /// Changes nothing: a grant already made is given back in the background.
+    pub async fn try_lock_as(&self, me: &Reentry) -> Result<Option<Guard>> {
+        me.try_lock(&self.request).await
+    }
+
     /// Runs `work` under the lock, and stops it when the lock is lost.
     ///
     /// The work is a future: stopping it means not polling it any more, so

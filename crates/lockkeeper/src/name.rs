@@ -83,9 +83,7 @@ impl LockName {
                 out.push(byte);
                 continue;
             }
-            let (Some(high), Some(low)) = (bytes.next(), bytes.next()) else {
-                return Err(bad());
-            };
+            let (Some(high), Some(low)) = (bytes.next(), bytes.next()) else { return Err(bad()) };
             let digit = |b: u8| HEX.iter().position(|&h| h == b).ok_or_else(bad);
             // Both are below 16, so the sum fits.
             out.push((digit(high)? * 16 + digit(low)?) as u8);

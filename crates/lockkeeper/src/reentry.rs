@@ -52,6 +52,19 @@ impl Reentry {
         Ok(guard)
     }
 
+    pub(crate) async fn try_lock(&self, request: &Request) -> Result<Option<Guard>> {
+        let slot = self.slot(request.keeper.id(), request.name.clone()?);
+        // Somebody who shares the value is just getting it: busy, for now.
+        let Ok(mut held) = slot.try_lock() else { return Ok(None) };
+        if let Some(hold) = held.upgrade() {
+            return Guard::of(hold).map(Some).map_err(|error| error.during("lock"));
+        }
+        let Some(hold) = request.try_lock(Mode::Exclusive).await? else { return Ok(None) };
+        let guard = Guard::new(hold)?;
+        *held = Arc::downgrade(&guard.hold);
+        Ok(Some(guard))
+    }
+
     fn slot(&self, keeper: KeeperId, name: LockName) -> Slot {
         let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if slots.len() > 64 {

@@ -2,7 +2,6 @@
 //! the one way to ask for a grant.
 
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -189,27 +188,5 @@ impl Drop for Pending<'_> {
         if !self.answered {
             let _ = self.link.post(Message::Withdraw { number: self.number });
         }
-    }
-}
-
-/// Runs `future` to its end on this very thread, with or without a runtime.
-pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
-    use std::task::{Context, Poll, Wake, Waker};
-
-    struct Unpark(std::thread::Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-
-    let mut future = std::pin::pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut context = Context::from_waker(&waker);
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return output;
-        }
-        std::thread::park();
     }
 }

@@ -161,8 +161,9 @@ impl Semaphore {
         check_capacity(self.capacity)?;
         if count == 0 || count > self.capacity {
             let capacity = self.capacity;
-            return Err(invalid(format!("{count} permits of a capacity of {capacity}"))
-                .during("acquire"));
+            return Err(
+                invalid(format!("{count} permits of a capacity of {capacity}")).during("acquire")
+            );
         }
         Ok(Mode::Permits { count, of: self.capacity })
     }

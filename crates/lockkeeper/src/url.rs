@@ -12,11 +12,8 @@ pub(crate) fn parse(url: &str) -> Result<Arc<dyn Connect>> {
         return local(url);
     }
     let Some((scheme, rest)) = url.split_once(':') else {
-        return Err(invalid(format!(
-            "{:?} is not an engine URL; try local: or memory:",
-            redact(url)
-        ))
-        .during("connect"));
+        let text = format!("{:?} is not an engine URL; try local: or memory:", redact(url));
+        return Err(invalid(text).during("connect"));
     };
     match (scheme, rest) {
         ("local", dir) => local(dir),
@@ -39,10 +36,10 @@ fn local(dir: &str) -> Result<Arc<dyn Connect>> {
     match dir {
         "" => Ok(Arc::new(Local::of_user())),
         // Two slashes would name a host, and there is none to ask.
-        _ if dir.starts_with("//") && !dir.starts_with("///") => Err(invalid(format!(
-            "local:{dir} names a host; write local:/some/directory"
-        ))
-        .during("connect")),
+        _ if dir.starts_with("//") && !dir.starts_with("///") => {
+            Err(invalid(format!("local:{dir} names a host; write local:/some/directory"))
+                .during("connect"))
+        }
         _ => Ok(Arc::new(Local::at(dir))),
     }
 }
@@ -114,6 +111,18 @@ mod tests {
         assert_eq!(one.label(), parse("memory:a").unwrap().label());
         assert_ne!(one.label(), parse("memory:b").unwrap().label());
         assert_ne!(parse("memory:").unwrap().label(), parse("memory:").unwrap().label());
+    }
+
+    #[cfg(all(unix, feature = "local"))]
+    #[test]
+    fn a_path_is_the_embedded_engine() {
+        for url in ["local:/var/locks", "/var/locks", "local:///var/locks"] {
+            let label = parse(url).unwrap().label();
+            assert!(label.ends_with("/var/locks") && label.starts_with("local:"), "{label}");
+        }
+        assert_eq!(&*parse("local:").unwrap().label(), "local:");
+        assert!(parse("./locks").unwrap().label().starts_with("local:/"));
+        assert!(parse("local://host/locks").is_err());
     }
 
     #[test]

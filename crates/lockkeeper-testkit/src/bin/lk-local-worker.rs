@@ -2,10 +2,10 @@
 //!
 //! `lk-local-worker DIR`, then on its input:
 //!
-//! - `lock NAME LEASE_MS` says `asked`, then `held TOKEN`;
+//! - `lock NAME LEASE_MS DELAY_MS` says `asked`, then `held TOKEN INSTANT`;
 //! - `held` says whether the guard is held, as the first thing it does;
 //! - `release` says what was found, and the instant after it;
-//! - `now` says the instant;
+//! - `fork` makes a child that lives on for ten seconds, and says its pid;
 //! - `cycle COUNT SEED NAME…` locks COUNT times one of the names at random,
 //!   with a file that only one may have as a witness, and says one line each.
 
@@ -33,9 +33,10 @@ async fn work(dir: &Path) -> Outcome<()> {
         let line = line?;
         let words: Vec<&str> = line.split(' ').collect();
         match words.as_slice() {
-            ["lock", name, lease] => {
-                let lease = Duration::from_millis(lease.parse()?);
-                let options = LockOptions::default().with_lease(lease);
+            ["lock", name, lease, delay] => {
+                let options = LockOptions::default()
+                    .with_lease(Duration::from_millis(lease.parse()?))
+                    .with_lock_delay(Duration::from_millis(delay.parse()?));
                 let mutex = keeper.mutex(name).with_options(options);
                 say("asked");
                 let guard = mutex.lock().await?;
@@ -50,7 +51,7 @@ async fn work(dir: &Path) -> Outcome<()> {
                 let released = guards.pop().ok_or("nothing to release")?.release().await?;
                 say(&format!("{released:?} {}", now()));
             }
-            ["now"] => say(&now().to_string()),
+            ["fork"] => say(&fork().to_string()),
             ["cycle", count, seed, names @ ..] => {
                 cycle(&keeper, dir, count.parse()?, seed.parse()?, names).await?;
                 say("done");
@@ -63,13 +64,7 @@ async fn work(dir: &Path) -> Outcome<()> {
     Ok(())
 }
 
-async fn cycle(
-    keeper: &Keeper,
-    dir: &Path,
-    count: u32,
-    seed: u64,
-    names: &[&str],
-) -> Outcome<()> {
+async fn cycle(keeper: &Keeper, dir: &Path, count: u32, seed: u64, names: &[&str]) -> Outcome<()> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut out = io::stdout().lock();
     for _ in 0..count {
@@ -92,6 +87,20 @@ async fn cycle(
         writeln!(out, "{name} {token} {asked} {entered} {left} {alone} {held}")?;
     }
     Ok(())
+}
+
+/// A child without exec: it has our files, and so keeps our file lock.
+fn fork() -> i32 {
+    // SAFETY: the child calls nothing but async-signal-safe functions.
+    unsafe {
+        match libc::fork() {
+            0 => {
+                libc::sleep(10);
+                libc::_exit(0)
+            }
+            pid => pid,
+        }
+    }
 }
 
 fn now() -> u64 {

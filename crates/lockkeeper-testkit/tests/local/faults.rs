@@ -40,22 +40,22 @@ async fn a_killed_holder_is_followed_within_a_tenth_of_a_second() {
 async fn a_waiter_that_became_the_holder_is_watched_too() {
     let temp = tempfile::tempdir().unwrap();
     let here = keeper(temp.path()).await;
-    let mut queue: Vec<Worker> = (0..4).map(|_| Worker::start(temp.path())).collect();
-    for (place, worker) in queue.iter_mut().enumerate() {
-        worker.want("m", 30_000);
-        if place > 0 {
-            waiters(&here, "m", place).await;
+    for _ in 0..3 {
+        let mut queue: Vec<Worker> = (0..3).map(|_| Worker::start(temp.path())).collect();
+        for (place, worker) in queue.iter_mut().enumerate() {
+            worker.want("m", 30_000);
+            if place == 0 {
+                worker.held();
+            } else {
+                waiters(&here, "m", place).await;
+            }
         }
-    }
-    // Each dies as soon as it holds; the next was behind a waiter when it asked.
-    for index in 0..3 {
-        queue[index].held();
+        // Only the second is told of this; the third was behind both.
+        assert_eq!(queue[0].ask("release").split(' ').next(), Some("Released"));
+        queue[1].held();
         let killed = Clock::system().now();
-        queue[index].kill();
-        if index < 2 {
-            continue;
-        }
-        let (_, at) = queue[3].held();
+        queue[1].kill();
+        let (_, at) = queue[2].held();
         let took = Duration::from_nanos(at.saturating_sub(killed.as_nanos()));
         assert!(took < millis(100), "{took:?}");
     }
@@ -123,22 +123,41 @@ async fn a_waiter_stopped_in_the_queue_delays_it_a_little() {
 }
 
 #[tokio::test]
-async fn lock_delay_follows_a_killed_holder() {
+async fn lock_delay_follows_a_killed_holder_and_no_release() {
     let temp = tempfile::tempdir().unwrap();
     let here = keeper(temp.path()).await;
-    let delay = millis(400);
-    let options = LockOptions::default().with_lock_delay(delay);
-    // A keeper that ends without a word: its thread is told to forget it.
-    let gone = keeper(temp.path()).await;
-    let guard = gone.mutex("m").with_options(options.clone()).lock().await.unwrap();
-    assert_eq!(guard.release().await.unwrap(), Released::Released);
-    assert!(here.mutex("m").try_lock().await.unwrap().is_some(), "a release is no failure");
-    drop(options);
     let mut holder = Worker::start(temp.path());
-    holder.want("d", 30_000);
+    holder.want_with_delay("m", 30_000, 400);
     holder.held();
+    assert_eq!(holder.ask("release").split(' ').next(), Some("Released"));
+    assert!(here.mutex("m").try_lock().await.unwrap().is_some(), "a release is no failure");
+    until("given back", async || here.status("m").await.unwrap().holders.is_empty()).await;
+    holder.want_with_delay("m", 30_000, 400);
+    holder.held();
+    let start = Instant::now();
     holder.kill();
-    until("free after a kill", async || here.mutex("d").try_lock().await.unwrap().is_some()).await;
+    let _guard = here.mutex("m").lock().await.unwrap();
+    assert!(start.elapsed() >= millis(400), "{:?}", start.elapsed());
+    assert!(start.elapsed() < millis(2000), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_fork_does_not_keep_the_locks_of_a_killed_parent() {
+    let temp = tempfile::tempdir().unwrap();
+    let here = keeper(temp.path()).await;
+    let mut holder = Worker::start(temp.path());
+    holder.want("m", 30_000);
+    holder.held();
+    let child: i32 = holder.ask("fork").parse().unwrap();
+    assert!(here.mutex("m").try_lock().await.unwrap().is_none());
+    holder.kill();
+    let start = Instant::now();
+    let free = async || here.mutex("m").try_lock().await.unwrap().is_some();
+    until("free", free).await;
+    let took = start.elapsed();
+    let child = rustix::process::Pid::from_raw(child).unwrap();
+    rustix::process::kill_process(child, Signal::KILL).expect("the fork was still there");
+    assert!(took < millis(1000), "{took:?}");
 }
 
 #[tokio::test]
@@ -157,7 +176,12 @@ async fn a_reboot_ends_every_lock_and_no_token_comes_back() {
     let status = after.status("m").await.unwrap();
     assert!(status.holders.is_empty() && status.waiters.is_empty(), "{status:?}");
     let new = after.mutex("m").lock().await.unwrap();
-    assert!(new.token().get() >= guard.token().get() + (1 << 20) - 1, "{} after {}", new.token(), guard.token());
+    assert!(
+        new.token().get() >= guard.token().get() + (1 << 20) - 1,
+        "{} after {}",
+        new.token(),
+        guard.token()
+    );
     // Numbers that are no claims outlive it.
     assert_eq!(after.latch("l").remaining().await.unwrap(), Some(2));
     assert_eq!(after.latch("l").count_down("a").await.unwrap(), Some(2));
@@ -185,6 +209,7 @@ async fn a_full_disk_is_said_and_nothing_is_half_done() {
         assert!(guards.len() < 1000, "the disk is never full");
     };
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    assert!(error.to_string().contains("disk is full"), "{error}");
     held.verify().await.unwrap();
     let listed = small.list("n", None, 1000).await.unwrap().entries;
     assert_eq!(listed.len(), guards.len(), "half a lock is listed");
@@ -218,6 +243,7 @@ async fn a_full_file_system_is_said_and_nothing_is_half_done() {
         assert!(guards.len() < 10_000, "the disk is never full");
     };
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    assert!(error.to_string().contains("disk is full"), "{error}");
     assert!(held.is_held());
     std::fs::remove_file(&filler).unwrap();
     until("it works again", async || small.mutex("again").try_lock().await.is_ok()).await;
@@ -250,6 +276,7 @@ async fn a_database_locked_by_a_foreign_program_is_said_and_waited_out() {
     let options = LockOptions::default().with_wait(millis(1200));
     let error = here.mutex("m").with_options(options).lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    assert!(error.to_string().contains("another program"), "{error}");
     let blocked = guard.verify().await.unwrap_err();
     assert_eq!(blocked.kind(), ErrorKind::Unreachable, "{blocked}");
     assert!(blocked.to_string().contains("another program"), "{blocked}");
@@ -285,6 +312,7 @@ async fn a_directory_removed_under_load_is_said() {
     while let Some(error) = load.join_next().await {
         let error = error.unwrap();
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        assert!(error.to_string().contains("does not exist"), "{error}");
     }
     // The holder is told in time, although nobody can renew it.
     let cause = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
@@ -337,4 +365,28 @@ async fn what_the_dead_left_is_swept() {
     };
     assert_eq!(count(), 2, "ours alone");
     assert!(here.mutex("m").try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_failed_request_leaves_nothing_and_fails_alone() {
+    let temp = tempfile::tempdir().unwrap();
+    let here = keeper(temp.path()).await;
+    let db = rusqlite::Connection::open(temp.path().join("lk.db")).unwrap();
+    db.execute_batch(
+        "CREATE TRIGGER boom BEFORE INSERT ON holders WHEN NEW.name = 'boom'
+         BEGIN SELECT RAISE(FAIL, 'boom'); END",
+    )
+    .unwrap();
+    let good: Vec<_> = (0..50).map(|n| here.mutex(format!("good-{n}"))).collect();
+    let good = good.into_iter().map(|mutex| tokio::spawn(async move { mutex.lock().await }));
+    let good: Vec<_> = good.collect();
+    let error = here.mutex("boom").lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unexpected, "{error}");
+    for guard in good {
+        assert!(guard.await.unwrap().unwrap().is_held());
+    }
+    let half: i64 = db
+        .query_row("SELECT count(*) FROM names WHERE name = 'boom'", [], |row| row.get(0))
+        .unwrap();
+    assert_eq!(half, 0, "half a request was kept");
 }

@@ -146,9 +146,8 @@ async fn a_power_cut_never_repeats_a_token() {
     let mut dir = temp.path().join("boot-0");
     let mut highest: BTreeMap<String, Token> = BTreeMap::new();
     for boot in 1..=8 {
-        let keeper = Keeper::new(Local::at(&dir).with_boot_id(&format!("boot {boot}")))
-            .await
-            .unwrap();
+        let keeper =
+            Keeper::new(Local::at(&dir).with_boot_id(&format!("boot {boot}"))).await.unwrap();
         for round in 0..40 {
             // A name of its own per boot is forgotten by the cut altogether.
             for name in ["old".to_owned(), format!("new-{}", (boot + round) % 3)] {
@@ -225,4 +224,28 @@ async fn a_thousand_waiters_do_not_make_everything_slow() {
     assert!(each < Duration::from_millis(5), "{each:?}");
     assert_eq!(here.status("m").await.unwrap().waiters.len(), 1000);
     drop(guard);
+}
+
+#[tokio::test]
+async fn nobody_is_overtaken_behind_many_dead_tickets() {
+    let temp = tempfile::tempdir().unwrap();
+    let here = keeper(temp.path()).await;
+    let guard = here.mutex("m").lock().await.unwrap();
+    let db = Connection::open(temp.path().join("lk.db")).unwrap();
+    db.execute("UPDATE names SET last_ticket = 41 WHERE name = 'm'", []).unwrap();
+    let behind = keeper(temp.path()).await.mutex("m");
+    let behind = tokio::spawn(async move { behind.lock().await });
+    crate::worker::waiters(&here, "m", 1).await;
+    // Forty dead ones, more than are read at once, and one that is not.
+    db.execute_batch(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 41)
+         INSERT INTO tickets SELECT 'm', i, printf('%032x', i), i, 0, 'exclusive', 0, 0,
+         iif(i = 41, 9000000000000000, 1), 0, 0, 'w', 'h', 1, '' FROM n",
+    )
+    .unwrap();
+    let _ = guard.release().await.unwrap();
+    let status = here.status("m").await.unwrap();
+    assert_eq!(status.holders[0].claim.number, 41, "{status:?}");
+    assert_eq!(status.waiters.len(), 1, "{status:?}");
+    behind.abort();
 }

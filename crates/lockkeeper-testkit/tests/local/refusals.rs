@@ -40,8 +40,11 @@ async fn a_database_of_another_program_is_refused_and_left_alone() {
 #[tokio::test]
 async fn no_database_at_all_is_refused() {
     let temp = tempfile::tempdir().unwrap();
-    std::fs::write(temp.path().join("lk.db"), "not a database, but long enough to be one".repeat(50))
-        .unwrap();
+    std::fs::write(
+        temp.path().join("lk.db"),
+        "not a database, but long enough to be one".repeat(50),
+    )
+    .unwrap();
     assert_eq!(refused(temp.path()).await.kind(), ErrorKind::Invalid);
 }
 

@@ -61,7 +61,11 @@ impl Worker {
 
     /// Asks for a lock and does not wait for it.
     pub(crate) fn want(&mut self, name: &str, lease_ms: u64) {
-        assert_eq!(self.ask(&format!("lock {name} {lease_ms}")), "asked");
+        self.want_with_delay(name, lease_ms, 0);
+    }
+
+    pub(crate) fn want_with_delay(&mut self, name: &str, lease_ms: u64, delay_ms: u64) {
+        assert_eq!(self.ask(&format!("lock {name} {lease_ms} {delay_ms}")), "asked");
     }
 
     /// Waits until it holds; the token and the instant it was told.

@@ -57,6 +57,7 @@ impl Driver {
             answer_by: ask.started + ANSWER_LIMIT,
             unsure: false,
             setbacks: 0,
+            trouble: None,
             look_at: if ask.waiting.is_some() { ask.started + TICKET / 4 } else { Moment::NEVER },
             waiting: ask.waiting,
             nag_at: ask.started + NAG,
@@ -153,6 +154,7 @@ impl Driver {
                 let at = self.clock.now() + backoff(entry.setbacks);
                 entry.phase = Phase::Again { at };
                 tracing::debug!(name = %entry.claim.name, %error, "no answer; asking again");
+                entry.trouble = Some(error);
                 self.schedule(number);
             }
             Err(error) => self.fail(number, error),
@@ -269,12 +271,15 @@ impl Driver {
             self.clock.clone(),
             grant.valid_until,
         ));
+        // A beat of the ticket may be under way or about to leave; whatever it
+        // was sent for, its answer is the next one to come.
+        let due = matches!(entry.phase, Phase::Queued { due: true, .. });
         entry.phase = Phase::Held(Tenure {
             shared: shared.clone(),
             granted_at: now,
             renew_at: grant.renew_at,
             shard: grant.shard,
-            due: false,
+            due,
             at_risk: false,
             max_hold_at: entry.terms.max_hold.map_or(Moment::NEVER, |max| now + max),
             verifies: Vec::new(),
@@ -306,19 +311,18 @@ impl Driver {
     fn hand_over(&mut self, number: u64, ticket: u64, token: Option<Token>) {
         let now = self.clock.now();
         let Some(entry) = self.entries.get_mut(&number) else { return };
-        let Phase::Queued { place, due } = &mut entry.phase else { return };
+        let Phase::Queued { place, .. } = &mut entry.phase else { return };
         if place.ticket != ticket {
             return;
         }
         // Either way it is confirmed at once. With little left, the guard
         // waits for that, so that it is not lost as soon as it is given.
         place.renew_at = now;
-        if place.until.since(now) < TICKET / 4 || *due {
+        if place.until.since(now) < TICKET / 4 {
             self.schedule(number);
             return;
         }
-        let grant =
-            Grant { token, valid_until: place.until, renew_at: now, shard: place.shard };
+        let grant = Grant { token, valid_until: place.until, renew_at: now, shard: place.shard };
         self.deliver(number, grant);
     }
 
@@ -360,8 +364,8 @@ impl Driver {
         let waited = now.since(entry.started);
         if entry.reply.is_some() && entry.deadline.min(entry.answer_by) <= now {
             if !answered {
-                let text = format!("no answer within {waited:?}");
-                return self.fail(number, Error::new(ErrorKind::Unreachable, text));
+                let error = no_answer(waited, entry.trouble.take());
+                return self.fail(number, error);
             }
             if entry.deadline <= now {
                 let text = format!("not free within {waited:?}");
@@ -493,6 +497,17 @@ impl Driver {
             queue.retain(|&other| other != number);
         }
         self.advance(name);
+    }
+}
+
+/// The error of an acquisition that nobody answered, with what is known of why.
+fn no_answer(waited: Duration, trouble: Option<Error>) -> Error {
+    match trouble.filter(|trouble| trouble.kind() == ErrorKind::Unreachable) {
+        Some(trouble) => {
+            let text = format!("no answer within {waited:?}: {trouble}");
+            Error::new(ErrorKind::Unreachable, text).because(trouble)
+        }
+        None => Error::new(ErrorKind::Unreachable, format!("no answer within {waited:?}")),
     }
 }
 

@@ -8,7 +8,7 @@ use super::link::{Terms, Waiting};
 use crate::cause::Cause;
 use crate::clock::Moment;
 use crate::engine::{Claim, Intent, Place};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::hold::{Hold, Released, Shared};
 use crate::token::Token;
 
@@ -27,6 +27,8 @@ pub(super) struct Entry {
     pub(super) unsure: bool,
     /// How often in a row the engine did not answer, or the claim was gone.
     pub(super) setbacks: u32,
+    /// What the engine last said instead of an answer.
+    pub(super) trouble: Option<Error>,
     pub(super) waiting: Option<watch::Sender<Option<Waiting>>>,
     /// When to look whom it waits for.
     pub(super) look_at: Moment,
@@ -108,7 +110,11 @@ impl Entry {
     pub(super) fn next_wake(&self) -> Moment {
         let patience = || {
             let limits = self.deadline.min(self.answer_by);
-            if self.reply.is_none() { Moment::NEVER } else { limits.min(self.look_at).min(self.nag_at) }
+            if self.reply.is_none() {
+                Moment::NEVER
+            } else {
+                limits.min(self.look_at).min(self.nag_at)
+            }
         };
         match &self.phase {
             Phase::Local | Phase::Asking { .. } => patience(),

@@ -14,7 +14,7 @@ use futures_util::FutureExt;
 
 use super::link::Call;
 use super::{ANSWER_LIMIT, Driver};
-use crate::engine::{Claim, Found, Intent, Keep, Release, Standing, Status};
+use crate::engine::{Belief, Claim, Found, Intent, Keep, Release, Standing, Status};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 use crate::token::{ClaimId, Token};
@@ -24,7 +24,7 @@ pub(super) type Flight = Pin<Box<dyn Future<Output = Done> + Send>>;
 /// An answer from the engine, or the lack of one.
 pub(super) enum Done {
     Asked { claim: ClaimId, result: Result<Standing> },
-    Renewed { shard: u32, claims: Vec<ClaimId>, results: Result<Vec<Result<Standing>>> },
+    Renewed { shard: u32, claims: Vec<(ClaimId, Belief)>, results: Result<Vec<Result<Standing>>> },
     Released { number: u64, result: Result<Found> },
     Inspected { number: u64, result: Result<Status> },
     Called,
@@ -44,7 +44,7 @@ impl Driver {
         let engine = self.engine.clone();
         self.start(Box::pin(async move {
             let results = limited(limit, async { Ok(engine.renew(&batch).await) }).await;
-            let claims = batch.iter().map(|keep| keep.claim.id).collect();
+            let claims = batch.iter().map(|keep| (keep.claim.id, keep.belief)).collect();
             Done::Renewed { shard, claims, results }
         }));
     }

@@ -125,13 +125,16 @@ impl Driver {
     pub(super) fn on_renewed(
         &mut self,
         shard: u32,
-        claims: Vec<ClaimId>,
+        claims: Vec<(ClaimId, Belief)>,
         results: Result<Vec<Result<Standing>>>,
     ) {
         let now = self.clock.now();
         let results = match results {
             Ok(results) if results.len() == claims.len() => results,
-            Ok(_) => vec![Err(Error::new(ErrorKind::Unexpected, "wrong number of answers")); claims.len()],
+            Ok(_) => vec![
+                Err(Error::new(ErrorKind::Unexpected, "wrong number of answers"));
+                claims.len()
+            ],
             Err(error) => vec![Err(error); claims.len()],
         };
         if let Some(shard) = self.shards.get_mut(&shard) {
@@ -144,9 +147,18 @@ impl Driver {
                 shard.pause_until = Moment::default();
             }
         }
-        for (claim, result) in claims.into_iter().zip(results) {
+        for ((claim, belief), result) in claims.into_iter().zip(results) {
             let Some(entry) = self.entries.get_mut(&claim.number) else { continue };
             if entry.claim.id != claim {
+                continue;
+            }
+            // A beat that left before the hand-over was pushed may still say
+            // "queued": true when it was answered, and no longer.
+            if let (Phase::Held(tenure), Belief::Queued { .. }, Ok(Standing::Queued(_))) =
+                (&mut entry.phase, belief, &result)
+            {
+                tenure.due = false;
+                self.schedule(claim.number);
                 continue;
             }
             match result {

@@ -146,9 +146,11 @@ impl Link {
         self.post(Message::Call(call)).map_err(|error| error.during(operation))?;
         match answer.await {
             Ok(answer) => answer.map_err(|error| error.during(operation).on(&self.info.label)),
-            Err(_) => Err(Error::new(ErrorKind::Unexpected, "the call broke off; the log says why")
-                .during(operation)
-                .on(&self.info.label)),
+            Err(_) => {
+                Err(Error::new(ErrorKind::Unexpected, "the call broke off; the log says why")
+                    .during(operation)
+                    .on(&self.info.label))
+            }
         }
     }
 }

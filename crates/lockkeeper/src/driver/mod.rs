@@ -152,12 +152,7 @@ impl Driver {
     }
 
     /// Waits for anything to happen, and takes in what has.
-    async fn gather(
-        &mut self,
-        next: Moment,
-        messages: &mut Vec<Message>,
-        events: &mut Vec<Event>,
-    ) {
+    async fn gather(&mut self, next: Moment, messages: &mut Vec<Message>, events: &mut Vec<Event>) {
         let Driver { inbox, events: pushes, flights, done, alarm, deserted, .. } = self;
         let mut alarm = pin!(alarm.ring(next));
         std::future::poll_fn(|context| {
@@ -296,6 +291,11 @@ impl Driver {
     }
 
     async fn say_goodbye(mut self) {
+        // From here on nobody can post; what was posted before is answered.
+        self.inbox.close();
+        while let Ok(message) = self.inbox.try_recv() {
+            self.on_message(message);
+        }
         let left = self.entries.len();
         let by = self.clock.now() + Duration::from_secs(1);
         let closed = match tokio::time::timeout(

@@ -88,6 +88,7 @@ impl Driver {
             answer_by: Moment::NEVER,
             unsure: true,
             setbacks: 0,
+            trouble: None,
             waiting: None,
             look_at: Moment::NEVER,
             nag_at: Moment::NEVER,

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Answer, Effects, Finished, Held, Record, Refusal, Row, Ticket, Time, Watcher};
+use crate::cause::Cause;
 use crate::engine::{
     Belief, Claim, Event, Found, Holder, Intent, Kind, Mode, REMEMBER, Release, Revoke, Standing,
     TICKET, Waiter,
 };
-use crate::cause::Cause;
 use crate::token::{ClaimId, Token};
 
 impl Record {
@@ -74,7 +74,9 @@ impl Record {
         if let Ok(index) = self.holder(claim.id) {
             let token = self.holders[index].token;
             return match belief {
-                Belief::Held { token: believed } if believed != token => Answer::Gone(Cause::TakenOver),
+                Belief::Held { token: believed } if believed != token => {
+                    Answer::Gone(Cause::TakenOver)
+                }
                 _ => {
                     self.raise(floor, effects);
                     self.extend(index, claim.lease, now, effects)
@@ -216,7 +218,8 @@ impl Record {
             Mode::Exclusive | Mode::Write => self.holders.is_empty(),
             Mode::Read => self.holders.iter().all(|held| held.mode == Mode::Read),
             Mode::Permits { count, .. } => {
-                self.permits_used() + u64::from(count) <= u64::from(self.capacity.max(self.asked(mode)))
+                self.permits_used() + u64::from(count)
+                    <= u64::from(self.capacity.max(self.asked(mode)))
             }
         }
     }
@@ -307,7 +310,12 @@ impl Record {
         }
     }
 
-    fn enqueue(&mut self, claim: &Claim, now: Time, effects: &mut Effects) -> Result<Answer, Refusal> {
+    fn enqueue(
+        &mut self,
+        claim: &Claim,
+        now: Time,
+        effects: &mut Effects,
+    ) -> Result<Answer, Refusal> {
         if self.queue.len() >= claim.max_waiters as usize {
             self.sweep(now, effects);
         }

@@ -19,9 +19,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cause::Cause;
 use crate::engine::{About, Cell, CellOp, CountId, Event, Kind, Mode, Status};
 use crate::error::{Error, ErrorKind, Result, invalid};
-use crate::cause::Cause;
 use crate::name::LockName;
 use crate::token::{ClaimId, Token};
 
@@ -256,7 +256,10 @@ impl fmt::Display for Refusal {
                 "the semaphore has a capacity of {stored}; ask for that, or change it explicitly"
             ),
             Refusal::TooLarge { capacity } => {
-                write!(f, "more permits than the capacity of {capacity}; they could never be granted")
+                write!(
+                    f,
+                    "more permits than the capacity of {capacity}; they could never be granted"
+                )
             }
             Refusal::QueueFull { limit } => {
                 write!(f, "{limit} are waiting already, which is the limit (max_waiters)")
@@ -285,9 +288,7 @@ impl Record {
     /// Whether the name can be forgotten, once the caller has made sure that
     /// its next token is above [`counter`](Self::counter).
     pub fn is_forgettable(&self, now: Time) -> bool {
-        self.fence.is_none()
-            && self.is_idle(now)
-            && now.since(self.used) >= Self::RETENTION
+        self.fence.is_none() && self.is_idle(now) && now.since(self.used) >= Self::RETENTION
     }
 
     /// Whether nobody holds, waits or is remembered, and no latch is kept.
@@ -300,12 +301,7 @@ impl Record {
     }
 
     /// Works on the numbers that are no claims.
-    pub fn cell(
-        &mut self,
-        op: &CellOp,
-        now: Time,
-        effects: &mut Effects,
-    ) -> Result<Cell, Refusal> {
+    pub fn cell(&mut self, op: &CellOp, now: Time, effects: &mut Effects) -> Result<Cell, Refusal> {
         self.settle(now, effects);
         self.expire_latch(now, effects);
         let absent = match op.kind() {
@@ -313,7 +309,8 @@ impl Record {
             Kind::Semaphore => self.kind.is_none(),
             _ => self.fence.is_none(),
         };
-        let reads = matches!(op, CellOp::Look { .. } | CellOp::RemoveLatch | CellOp::CountDown { .. });
+        let reads =
+            matches!(op, CellOp::Look { .. } | CellOp::RemoveLatch | CellOp::CountDown { .. });
         if absent && reads {
             // Looking at nothing must not settle what the name is for.
             self.check_kind(op.kind())?;
@@ -392,10 +389,10 @@ impl Record {
 
     fn number(&self, kind: Kind) -> Cell {
         match kind {
-            Kind::Latch => self.latch.as_ref().map(|latch| Cell::Latch {
-                remaining: latch.remaining,
-                set: latch.set.clone(),
-            }),
+            Kind::Latch => self
+                .latch
+                .as_ref()
+                .map(|latch| Cell::Latch { remaining: latch.remaining, set: latch.set.clone() }),
             Kind::Semaphore => Some(Cell::Capacity(self.capacity)),
             Kind::Fence => self.fence.map(|highest| Cell::Fence { highest }),
             Kind::Mutex | Kind::ReadWrite => None,

@@ -122,7 +122,8 @@ impl<'a> Desk<'a> {
             let record = &mut loaded.record;
             record.counter = record.counter.max(self.floor);
             self.end_the_dead(record);
-            let before = record.latch.as_ref().map(|latch| (latch.set.clone(), latch.counted.len()));
+            let before =
+                record.latch.as_ref().map(|latch| (latch.set.clone(), latch.counted.len()));
             self.effects.clear();
             let answer = step(record, self.now, &mut self.effects);
             if let Some(cut) = loaded.cut
@@ -168,7 +169,8 @@ impl<'a> Desk<'a> {
             return false;
         }
         let dir = self.dir;
-        let probe = || if wake::is_neighbour(keeper) { Life::Alive } else { live::probe(dir, keeper) };
+        let probe =
+            || if wake::is_neighbour(keeper) { Life::Alive } else { live::probe(dir, keeper) };
         *self.lives.entry(keeper).or_insert_with(probe) == Life::Dead
     }
 
@@ -269,7 +271,9 @@ impl<'a> Desk<'a> {
             })?;
         }
         for (name, _) in held {
-            self.step(&name, Queue::Head(None), |record, now, effects| record.settle(now, effects))?;
+            self.step(&name, Queue::Head(None), |record, now, effects| {
+                record.settle(now, effects)
+            })?;
         }
         for table in ["watchers", "listeners"] {
             self.db.execute(&format!("DELETE FROM {table} WHERE session = ?1"), [&session])?;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::Pid;
 
 use super::place::{Place, SESSION, failed};
 use crate::error::{Error, ErrorKind, Result};
@@ -53,9 +53,29 @@ impl Process {
         Pid::from_raw(i32::try_from(self.pid).ok()?).filter(|_| here)
     }
 
+    /// Whether the process is gone, or waits to be buried by its parent.
     fn has_ended(&self) -> bool {
-        self.pid_here().is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH))
+        self.pid_here().is_some_and(has_ended)
     }
+}
+
+#[cfg(target_os = "linux")]
+fn has_ended(pid: Pid) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::process::{PidfdFlags, pidfd_open};
+
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(fd) => {
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&at_once)) == Ok(1)
+        }
+        Err(error) => error == Errno::SRCH,
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn has_ended(pid: Pid) -> bool {
+    rustix::process::test_kill_process(pid) == Err(Errno::SRCH)
 }
 
 const NOWHERE: &str = "-";

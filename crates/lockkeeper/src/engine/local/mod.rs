@@ -3,10 +3,10 @@
 //! SQLite holds the records of the model as rows; a locked file per keeper
 //! proves it alive; a datagram wakes exactly the next one.
 //!
-//! - [`config`], [`place`]: which directory, and whether to trust it;
-//! - [`store`]: the thread that talks to SQLite, one transaction for many requests;
-//! - [`desk`]: what happens inside a transaction; [`rows`], [`schema`]: how it is stored;
-//! - [`live`]: proof of life; [`watch`]: noticing a death; [`wake`]: datagrams.
+//! - `config`, `place`: which directory, and whether to trust it;
+//! - `store`: the thread that talks to SQLite, one transaction for many requests;
+//! - `desk`: what happens inside a transaction; `rows`, `schema`: how it is stored;
+//! - `live`: proof of life; `watch`: noticing a death; `wake`: datagrams.
 
 mod config;
 mod desk;
@@ -98,13 +98,7 @@ impl Engine for LocalEngine {
             polled: false,
             tokens: TokenStrength::Durable,
             caveat: CAVEAT.into(),
-            kinds: vec![
-                Kind::Mutex,
-                Kind::ReadWrite,
-                Kind::Semaphore,
-                Kind::Latch,
-                Kind::Fence,
-            ],
+            kinds: vec![Kind::Mutex, Kind::ReadWrite, Kind::Semaphore, Kind::Latch, Kind::Fence],
             min_lease: LockOptions::MIN_LEASE,
             lingers: true,
         }

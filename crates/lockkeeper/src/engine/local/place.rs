@@ -27,6 +27,10 @@ pub(super) struct Place {
 impl Place {
     /// Makes the directory if it is missing, and checks it.
     pub(super) fn prepare(dir: &Path) -> Result<Place> {
+        if let Some(above) = dir.ancestors().find(|above| above.exists()) {
+            // Before anything is made there.
+            refuse_network(magic(above)?, above)?;
+        }
         create(dir)?;
         let shown = dir.display();
         let dir = dir.canonicalize().map_err(|error| failed("find", dir, error))?;
@@ -34,9 +38,7 @@ impl Place {
         if !meta.is_dir() {
             return Err(invalid(format!("{shown} is not a directory")));
         }
-        let magic = statfs(&dir).map_err(|error| failed("look at", &dir, error.into()))?.f_type;
-        // The type differs between platforms; magic numbers have 32 bits.
-        refuse_network(magic as u64 & 0xffff_ffff, &dir)?;
+        refuse_network(magic(&dir)?, &dir)?;
         check_owner(&dir, &meta)?;
         let rights = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
         accessat(CWD, &dir, rights, AtFlags::EACCESS)
@@ -80,9 +82,15 @@ impl Place {
 
 /// Whether a home directory can hold our state.
 fn is_ours(home: &Path) -> bool {
-    let local = |home: &Path| statfs(home).is_ok_and(|fs| network(fs.f_type as u64 & 0xffff_ffff).is_none());
     fs::metadata(home).is_ok_and(|meta| meta.is_dir() && meta.uid() == geteuid().as_raw())
-        && local(home)
+        && magic(home).is_ok_and(|magic| network(magic).is_none())
+}
+
+/// The number that tells the kind of a file system.
+fn magic(dir: &Path) -> Result<u64> {
+    let found = statfs(dir).map_err(|error| failed("look at", dir, error.into()))?;
+    // The type differs between platforms; magic numbers have 32 bits.
+    Ok(found.f_type as u64 & 0xffff_ffff)
 }
 
 fn create(dir: &Path) -> Result<()> {
@@ -128,7 +136,8 @@ fn check_content(dir: &Path, meta: &Metadata) -> Result<()> {
                 let name = name.to_string_lossy();
                 name != GUARD && !name.starts_with(DATABASE) && !name.starts_with(SESSION)
             };
-            let foreign = entries.flatten().map(|entry| entry.file_name()).find(|name| foreign(name));
+            let foreign =
+                entries.flatten().map(|entry| entry.file_name()).find(|name| foreign(name));
             foreign.map_or(Ok(()), |name| {
                 Err(invalid(format!(
                     "{} is used for something else (it has {name:?}); locks need a directory \

@@ -108,12 +108,13 @@ fn load_queue(
     queue: Queue,
     into: &mut VecDeque<Ticket>,
 ) -> Result<Option<u64>> {
+    // A limit that is bound would make SQLite plan the query anew every time.
     let limit = match queue {
-        Queue::Whole => -1,
-        Queue::Head(_) => WINDOW as i64 + 1,
+        Queue::Whole => String::new(),
+        Queue::Head(_) => format!("LIMIT {}", WINDOW + 1),
     };
-    let sql = format!("{TICKETS} ORDER BY ticket LIMIT ?2");
-    *into = all(db.prepare_cached(&sql)?, params![name, limit], ticket)?.into();
+    let sql = format!("{TICKETS} ORDER BY ticket {limit}");
+    *into = all(db.prepare_cached(&sql)?, [name], ticket)?.into();
     let Queue::Head(own) = queue else { return Ok(None) };
     if into.len() <= WINDOW {
         return Ok(None);
@@ -180,10 +181,12 @@ pub(super) fn nearest_ahead(
     ticket: u64,
     limit: usize,
 ) -> Result<Vec<KeeperId>> {
-    let sql = "SELECT session FROM tickets WHERE name = ?1 AND ticket < ?2 \
-               ORDER BY ticket DESC LIMIT ?3";
-    let key = params![name.as_str(), ticket as i64, limit as i64];
-    all(db.prepare_cached(sql)?, key, |row| keeper(row, 0))
+    let sql = format!(
+        "SELECT session FROM tickets WHERE name = ?1 AND ticket < ?2 \
+         ORDER BY ticket DESC LIMIT {limit}"
+    );
+    let key = params![name.as_str(), ticket as i64];
+    all(db.prepare_cached(&sql)?, key, |row| keeper(row, 0))
 }
 
 /// Writes the rows a step touched as they are now in the record.
@@ -272,12 +275,7 @@ fn store_counted(
     Ok(())
 }
 
-fn store_holder(
-    db: &Connection,
-    name: &LockName,
-    id: ClaimId,
-    held: Option<&Held>,
-) -> Result<()> {
+fn store_holder(db: &Connection, name: &LockName, id: ClaimId, held: Option<&Held>) -> Result<()> {
     let Some(held) = held else { return delete(db, "holders", name, id) };
     let sql = "INSERT OR REPLACE INTO holders (name, session, number, turn, mode, permits, \
                capacity, token, until, since, lock_delay, who, host, pid, note, revoked) \

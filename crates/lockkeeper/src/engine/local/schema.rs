@@ -5,6 +5,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, params};
 
 use super::failure::{Stage, explain};
@@ -75,7 +76,12 @@ fn prepare(db: &Connection, max_pages: Option<u32>, boot: &str) -> Result<(), Op
     if let Some(pages) = max_pages {
         db.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))?;
     }
-    db.execute_batch("PRAGMA temp_store = MEMORY; PRAGMA journal_size_limit = 4194304")?;
+    // The log is copied back by `tidy`, outside the guard, and not at every
+    // close: that would cost a short-lived program two waits for the disk.
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    // Plans do not depend on bound values, so that none is made twice.
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
+    db.execute_batch("PRAGMA temp_store = MEMORY; PRAGMA wal_autocheckpoint = 0")?;
     full_sync(db, || {
         if is_new {
             create_tables(db, boot)?;
@@ -159,6 +165,29 @@ pub(super) fn raise_ceiling(db: &Connection, token: u64) -> rusqlite::Result<()>
     })
 }
 
+/// Copies the log back into the database once it is longer than `limit`.
+///
+/// Others can go on meanwhile, and the next writer starts the log anew.
+pub(super) fn tidy(db: &Connection, place: &Place, limit: u64) {
+    if log_bytes(place) > limit {
+        let _ = db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+    }
+}
+
+/// Empties the log if it is longer than `limit` and nobody else uses it: the
+/// first to open the database has to read all of it.
+pub(super) fn tidy_at_end(db: &Connection, place: &Place, limit: u64) {
+    if log_bytes(place) > limit && db.busy_timeout(Duration::ZERO).is_ok() {
+        let _ = db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+    }
+}
+
+fn log_bytes(place: &Place) -> u64 {
+    let mut log = place.database().into_os_string();
+    log.push("-wal");
+    fs::metadata(&log).map_or(0, |meta| meta.len())
+}
+
 /// The ceiling as it is, and raised by a step, and above `token`.
 fn raised(db: &Connection, token: u64) -> rusqlite::Result<(i64, i64)> {
     let ceiling: i64 = db.query_row("SELECT ceiling FROM meta", [], |row| row.get(0))?;
@@ -166,10 +195,7 @@ fn raised(db: &Connection, token: u64) -> rusqlite::Result<(i64, i64)> {
 }
 
 /// Does something that must be on the disk before anybody relies on it.
-fn full_sync(
-    db: &Connection,
-    work: impl FnOnce() -> rusqlite::Result<()>,
-) -> rusqlite::Result<()> {
+fn full_sync(db: &Connection, work: impl FnOnce() -> rusqlite::Result<()>) -> rusqlite::Result<()> {
     db.execute_batch("PRAGMA synchronous = FULL")?;
     let changes = db.total_changes();
     let done = work();

@@ -32,6 +32,13 @@ use crate::token::KeeperId;
 const BATCH: usize = 256;
 /// How often what the dead left is looked for, while there is work to do.
 const SWEEP: Duration = Duration::from_secs(60);
+/// How long the log may get while we work, and when we leave.
+const LOG: u64 = 4 << 20;
+const LOG_AT_END: u64 = 1 << 19;
+/// After how many transactions its length is looked at.
+const TIDY: u32 = 64;
+/// One in how many openings forgets idle names.
+const FORGETFUL: u8 = 64;
 /// How often our own proof of life is looked after.
 const ASSURE: Duration = Duration::from_secs(1);
 
@@ -64,7 +71,8 @@ impl Store {
             }
             let _ = end.send(());
         };
-        let failed = |error| Error::new(ErrorKind::Unexpected, "no thread to be had").because(error);
+        let failed =
+            |error| Error::new(ErrorKind::Unexpected, "no thread to be had").because(error);
         thread::Builder::new().name("lockkeeper-db".to_owned()).spawn(body).map_err(failed)?;
         let place = opened.await.unwrap_or_else(|_| Err(gone()))?;
         let (jobs, ended) = (Mutex::new(Some(jobs)), Mutex::new(Some(ended)));
@@ -152,6 +160,8 @@ struct Clerk {
     postman: Postman,
     swept: Instant,
     assured: Instant,
+    /// Writes since the log was last looked at.
+    writes: u32,
 }
 
 impl Clerk {
@@ -169,9 +179,19 @@ impl Clerk {
         drop(locked);
         let postman = Postman::new(&place);
         let now = Instant::now();
-        let mut clerk =
-            Clerk { place, keeper, db, guard, identity, session, postman, swept: now, assured: now };
-        clerk.sweep();
+        let mut clerk = Clerk {
+            place,
+            keeper,
+            db,
+            guard,
+            identity,
+            session,
+            postman,
+            swept: now,
+            assured: now,
+            writes: 0,
+        };
+        clerk.sweep(fastrand::u8(..FORGETFUL) == 0);
         Ok(clerk)
     }
 
@@ -192,8 +212,12 @@ impl Clerk {
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             self.postman.retry();
+            if self.writes >= TIDY {
+                self.writes = 0;
+                schema::tidy(&self.db, &self.place, LOG);
+            }
             if self.swept.elapsed() >= SWEEP {
-                self.sweep();
+                self.sweep(true);
             }
         }
         self.end();
@@ -220,7 +244,8 @@ impl Clerk {
     /// Runs requests in one transaction, all or none.
     fn attempt(&mut self, jobs: &mut [Box<dyn Job>]) -> Result<(), (Stage, Error)> {
         let access = jobs.iter().map(|job| job.access());
-        let access = access.fold(Access::Read, |all, one| if one == Access::Write { one } else { all });
+        let access =
+            access.fold(Access::Read, |all, one| if one == Access::Write { one } else { all });
         self.transact(access, |desk| jobs.iter_mut().try_for_each(|job| job.run(desk)))
     }
 
@@ -272,6 +297,7 @@ impl Clerk {
             }
         };
         drop(locked);
+        self.writes += u32::from(write);
         self.postman.deliver(outbox);
         Ok(())
     }
@@ -283,15 +309,18 @@ impl Clerk {
         }
     }
 
-    /// Ends what dead keepers left, and forgets what is long idle.
-    fn sweep(&mut self) {
+    /// Ends what dead keepers left, and perhaps forgets what is long idle.
+    fn sweep(&mut self, forget: bool) {
         self.swept = Instant::now();
         let dead = live::dead_sessions(&self.place.dir);
+        if dead.is_empty() && !forget {
+            return;
+        }
         let done = self.transact(Access::Write, |desk| {
             for &keeper in &dead {
                 desk.end_session(keeper)?;
             }
-            desk.forget_idle()
+            if forget { desk.forget_idle() } else { Ok(()) }
         });
         match done {
             Ok(()) => {
@@ -310,6 +339,7 @@ impl Clerk {
             left = desk.has_left(keeper)?;
             Ok(())
         });
+        schema::tidy_at_end(&self.db, &self.place, LOG_AT_END);
         if let Some(session) = self.session.take() {
             session.end(looked.is_ok() && !left);
         }
@@ -349,9 +379,7 @@ fn open_guard(place: &Place) -> Result<File> {
             .open(&path)
     };
     let file = match open(true) {
-        Ok(file) => file
-            .set_permissions(Permissions::from_mode(place.mode))
-            .map(|()| file),
+        Ok(file) => file.set_permissions(Permissions::from_mode(place.mode)).map(|()| file),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => open(false),
         Err(error) => Err(error),
     };
@@ -379,10 +407,8 @@ impl Identity {
         if Identity::of(place)? == *self {
             return Ok(());
         }
-        let text = format!(
-            "the files in {} were replaced by others; connect anew",
-            place.dir.display()
-        );
+        let text =
+            format!("the files in {} were replaced by others; connect anew", place.dir.display());
         Err(Error::new(ErrorKind::Unreachable, text))
     }
 }

@@ -57,9 +57,11 @@ impl Wake {
 }
 
 /// Led by a version: another one is not read, but waited out.
-const VERSION: u8 = 1;
+const VERSION: u8 = 0xc1;
 /// How much one datagram carries at most.
 const MAX_BYTES: usize = 8192;
+/// How often a full buffer is tried, a millisecond apart.
+const TRIES: u32 = 200;
 
 fn encode(wake: &Wake) -> Vec<u8> {
     postcard::to_extend(wake, vec![VERSION]).unwrap_or_default()
@@ -72,16 +74,24 @@ fn decode(bytes: &[u8]) -> Option<Wake> {
     }
 }
 
-/// The keepers of this very process, which need no datagram.
-static NEIGHBOURS: LazyLock<Mutex<HashMap<KeeperId, Events>>> = LazyLock::new(Mutex::default);
+/// The keepers of this very process, which need no datagram, each with the
+/// process it was opened in: a fork has a copy of the list, but not of them.
+type Neighbours = HashMap<KeeperId, (u32, Events)>;
+static NEIGHBOURS: LazyLock<Mutex<Neighbours>> = LazyLock::new(Mutex::default);
 
-fn neighbours() -> MutexGuard<'static, HashMap<KeeperId, Events>> {
+fn neighbours() -> MutexGuard<'static, Neighbours> {
     NEIGHBOURS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn neighbour(keeper: KeeperId) -> Option<Events> {
+    let neighbours = neighbours();
+    let (pid, events) = neighbours.get(&keeper)?;
+    (*pid == std::process::id()).then(|| events.clone())
 }
 
 /// Whether a keeper lives in this very process.
 pub(super) fn is_neighbour(keeper: KeeperId) -> bool {
-    neighbours().contains_key(&keeper)
+    neighbour(keeper).is_some()
 }
 
 /// Sends wakes to other keepers of the directory.
@@ -91,6 +101,8 @@ pub(super) struct Postman {
     addresses: Addresses,
     /// What did not fit into the receiver's buffer, to be tried again soon.
     unsent: Vec<(KeeperId, Wake)>,
+    /// How often in a row that was in vain.
+    tries: u32,
 }
 
 impl Postman {
@@ -100,14 +112,13 @@ impl Postman {
             Ok(socket)
         });
         let addresses = Addresses::new(place);
-        Postman { socket: socket.ok(), addresses, unsent: Vec::new() }
+        Postman { socket: socket.ok(), addresses, unsent: Vec::new(), tries: 0 }
     }
 
     /// Tells each keeper what concerns it.
     pub(super) fn deliver(&mut self, wakes: impl IntoIterator<Item = (KeeperId, Wake)>) {
         for (keeper, wake) in wakes {
-            let neighbour = neighbours().get(&keeper).cloned();
-            match neighbour {
+            match neighbour(keeper) {
                 Some(events) => {
                     events.push(wake.event());
                 }
@@ -133,10 +144,13 @@ impl Postman {
         !self.unsent.is_empty()
     }
 
-    /// Tries once more what found a full buffer.
+    /// Tries once more what found a full buffer, but not for ever: a stopped
+    /// process finds out by itself when it goes on.
     pub(super) fn retry(&mut self) {
-        for (keeper, wake) in mem::take(&mut self.unsent) {
-            self.post(keeper, wake);
+        let unsent = mem::take(&mut self.unsent);
+        self.tries = if unsent.is_empty() { 0 } else { self.tries + 1 };
+        if self.tries < TRIES {
+            unsent.into_iter().for_each(|(keeper, wake)| self.post(keeper, wake));
         }
     }
 }
@@ -177,7 +191,7 @@ impl Mailbox {
     /// Without a socket (a path that is too long where there is no /proc, a
     /// file system without sockets) waiting still works, by renewals.
     pub(super) fn open(place: &Place, keeper: KeeperId, events: &Events) -> Mailbox {
-        neighbours().insert(keeper, events.clone());
+        neighbours().insert(keeper, (std::process::id(), events.clone()));
         let path = socket_path(&place.dir, keeper);
         let bound = bind(&Addresses::new(place).of(keeper), &path, place.mode);
         let task = match bound {
@@ -233,7 +247,10 @@ mod tests {
         let name = LockName::new("a\0b").unwrap();
         let wakes = [
             Wake::HandedOver { claim: claim(1), ticket: 9, token: Some(Token::new(u64::MAX)) },
-            Wake::Gone { claim: claim(2), cause: Cause::Broken { reason: "x".repeat(1024).into() } },
+            Wake::Gone {
+                claim: claim(2),
+                cause: Cause::Broken { reason: "x".repeat(1024).into() },
+            },
             Wake::Nudge { claim: claim(3) },
             Wake::Cell { name },
         ];

@@ -82,7 +82,8 @@ impl Watch {
     /// A claim waits for these keepers now.
     pub(super) fn wait(&self, claim: ClaimId, ahead: Vec<KeeperId>) {
         let mut state = self.shared.lock();
-        if state.waiting.get(&claim) == Some(&ahead) {
+        let all_watched = ahead.iter().all(|keeper| state.watched.contains_key(keeper));
+        if all_watched && state.waiting.get(&claim) == Some(&ahead) {
             return;
         }
         state.forget(claim);

@@ -1,0 +1,125 @@
+//! A process that takes locks as it is told, one command a line.
+//!
+//! `lock NAME LEASE_MS`, `state`, `release`, `watch`, `fork`,
+//! `hammer COUNT SEED NAME…`, `exit`.
+
+use std::io::BufRead;
+use std::time::Duration;
+
+use lockkeeper::blocking::{Guard, Keeper};
+use lockkeeper::{Clock, ErrorKind, LockOptions, State};
+use lockkeeper_testkit::history::Recorder;
+
+fn main() {
+    let url = std::env::var("LOCKKEEPER_URL").expect("LOCKKEEPER_URL says which engine");
+    let keeper = Keeper::connect(&url).expect("the engine opens");
+    let mut held: Option<Guard> = None;
+    println!("ready");
+    for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[..] {
+            ["lock", name, lease_ms] => {
+                let lease = Duration::from_millis(lease_ms.parse().expect("a number"));
+                let options = LockOptions::default().with_lease(lease);
+                match keeper.mutex(name).with_options(options).lock() {
+                    Ok(guard) => {
+                        println!("granted {}", guard.token());
+                        held = Some(guard);
+                    }
+                    Err(error) => println!("error {}", error.kind().as_str()),
+                }
+            }
+            ["state"] => println!("{}", held.as_ref().map_or("none".to_owned(), describe)),
+            ["release"] => match held.take().map(Guard::release) {
+                Some(Ok(outcome)) => println!("{outcome:?}"),
+                other => println!("{other:?}"),
+            },
+            ["watch"] => watch(held.as_ref().expect("a guard to watch")),
+            ["fork"] => fork(&keeper, held.as_ref().expect("a guard to inherit")),
+            ["hammer", count, seed, ref names @ ..] => hammer(
+                &keeper,
+                count.parse().expect("a number"),
+                seed.parse().expect("a number"),
+                names,
+            ),
+            ["exit"] => return,
+            _ => println!("error unknown command {line:?}"),
+        }
+    }
+}
+
+fn describe(guard: &Guard) -> String {
+    match guard.state() {
+        State::Held => "held".to_owned(),
+        State::AtRisk => "at_risk".to_owned(),
+        State::Lost(cause) => format!("lost {}", cause.as_str()),
+    }
+}
+
+/// Looks at the guard without pause; after a gap in time (the process was
+/// stopped) says what the very first look saw.
+fn watch(guard: &Guard) {
+    println!("watching");
+    let clock = Clock::system();
+    let mut last = clock.now();
+    loop {
+        let held = guard.is_held();
+        let now = clock.now();
+        if now.since(last) > Duration::from_millis(400) {
+            println!("first look after {:?}: held {held}", now.since(last));
+            return;
+        }
+        last = now;
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Forks: the child has the memory, but not the locks, and releases nothing.
+fn fork(keeper: &Keeper, guard: &Guard) {
+    // SAFETY: the child only looks at memory, posts to a channel whose lock no
+    // other thread of the child can hold for long, and leaves by `_exit`.
+    match unsafe { libc::fork() } {
+        0 => {
+            let lost = !guard.is_held();
+            let refused = keeper.mutex("other").try_lock();
+            let refused = refused.is_err_and(|error| error.kind() == ErrorKind::Invalid);
+            let released = guard.verify().is_err();
+            let code = if lost && refused && released { 0 } else { 1 };
+            // What the parent owns is dropped here too, and must not reach
+            // the engine.
+            drop(keeper.clone());
+            // SAFETY: ends the child without running the parent's clean-up.
+            unsafe { libc::_exit(code) };
+        }
+        child => {
+            let mut status = 0;
+            // SAFETY: waits for the child just made, with a valid pointer.
+            unsafe { libc::waitpid(child, &mut status, 0) };
+            println!("child said {status}, parent {}", describe(guard));
+        }
+    }
+}
+
+/// Locks again and again, and takes down every stay.
+fn hammer(keeper: &Keeper, count: u32, seed: u64, names: &[&str]) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let recorder = Recorder::new();
+    for _ in 0..count {
+        let name = names[random.usize(..names.len())];
+        let arrival = recorder.now();
+        let guard = keeper.mutex(name).lock().expect("the lock");
+        let entry = recorder.enter(name, arrival, guard.token());
+        if random.u8(..) < 8 {
+            std::thread::sleep(Duration::from_micros(random.u64(..500)));
+        }
+        if guard.is_held() {
+            recorder.leave(entry);
+        }
+        let _ = guard.release();
+    }
+    let history = recorder.entries();
+    for entry in history {
+        println!("{entry}");
+    }
+    println!("done");
+}

@@ -1,0 +1,3 @@
+//! Engines around engines.
+
+pub mod faults;

@@ -148,8 +148,7 @@ async fn cancel_at(
     gate.open();
     stage.deserted(&name).await;
     stage.deserted(&format!("{name}/second")).await;
-    let hit = *hit.lock().unwrap();
-    hit
+    *hit.lock().unwrap()
 }
 
 async fn eventually_met(met: &Gate) {

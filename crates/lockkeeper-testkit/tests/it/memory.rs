@@ -41,7 +41,7 @@ async fn an_hour_of_keep_alive_misses_nothing() {
     }
     assert!(looks >= 3599);
     // One every third of the lease, and the timer's millisecond: no drift.
-    let renewals = renewals.lock().unwrap();
+    let renewals = renewals.lock().unwrap().clone();
     for pair in renewals.windows(2) {
         let gap = pair[1] - pair[0];
         let third = lease / 3;

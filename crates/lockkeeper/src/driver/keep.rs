@@ -268,10 +268,8 @@ impl Driver {
     pub(super) fn on_link(&mut self, id: u32, up: bool) {
         let now = self.clock.now();
         let of_shard = |tenure: &Tenure| tenure.shard == id;
-        if up {
-            if let Some(shard) = self.shards.get_mut(&id) {
-                (shard.failures, shard.pause_until) = (0, Moment::default());
-            }
+        if up && let Some(shard) = self.shards.get_mut(&id) {
+            (shard.failures, shard.pause_until) = (0, Moment::default());
         }
         let mut touched = Vec::new();
         for (&number, entry) in &mut self.entries {

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockkeeper::engine::{
-    Cell, CellOp, Claim, Connect, Cursor, Engine, EngineInfo, Event, Found, Holder, Intent, Keep,
-    Kind, Page, Release, Revoke, Seat, Standing, Status,
+    Cell, CellOp, Claim, Connect, Cursor, Engine, EngineInfo, Event, Events, Found, Holder, Intent,
+    Keep, Kind, Page, Release, Revoke, Seat, Standing, Status,
 };
 use lockkeeper::layer::faults::{Fault, Gate, Method};
 use lockkeeper::{
@@ -68,6 +68,7 @@ struct Ways {
     /// Never opens.
     shut: bool,
     asked: AtomicU32,
+    events: Mutex<Option<Events>>,
     released: Mutex<Vec<Release>>,
 }
 
@@ -84,6 +85,7 @@ impl Connect for Odd {
         if self.0.shut {
             std::future::pending::<()>().await;
         }
+        *self.0.events.lock().unwrap() = Some(seat.events.clone());
         let memory = self.0.memory.clone().unwrap_or_else(Memory::private);
         Ok(Arc::new(OddEngine(memory.open(seat).await?, self.0.clone())))
     }
@@ -506,6 +508,17 @@ async fn an_engine_without_a_queue_is_asked_again_when_it_nudges() {
     drop(guard);
     let guard = timeout(Duration::from_secs(2), waiting).await.expect("a re-poll");
     assert!(guard.unwrap().unwrap().is_held());
+    sleep(ms(10)).await;
+    // What was missed while the connection was down is asked for at once.
+    let guard = holder.mutex("n").lock().await.unwrap();
+    let waiting = wait();
+    sleep(ms(10)).await;
+    drop(guard);
+    sleep(ms(10)).await;
+    assert!(!waiting.is_finished(), "heard what is not to be heard");
+    let events = odd.0.events.lock().unwrap().clone().unwrap();
+    events.push(Event::Link { shard: 0, up: true });
+    assert!(soon("asking anew", waiting).await.unwrap().unwrap().is_held());
 }
 
 // --- deadline -----------------------------------------------------------
@@ -694,8 +707,11 @@ async fn closing_lasts_until_all_is_given_back_and_takes_nothing_more() {
 async fn closing_on_a_silent_engine_ends_and_admits_it() {
     let pair = Pair::simulated().await;
     let _guard = pair.waiter.mutex("n").lock().await.unwrap();
+    // It would say good-bye, but gives nothing back.
     let gate = Gate::closed();
-    pair.faults.plan(move |_| Some(Fault::StallBefore(gate.clone())));
+    pair.faults.plan(move |call| {
+        (call.method == Method::Release).then(|| Fault::StallBefore(gate.clone()))
+    });
     let closed = timeout(Duration::from_secs(8), pair.waiter.close()).await;
     assert_eq!(closed.expect("bounded").unwrap_err().kind(), ErrorKind::Unknown);
 }

@@ -151,6 +151,7 @@ async fn an_engine_without_a_queue_is_asked_again_when_it_nudges() {
     sleep(ms(10)).await;
     assert!(!waiting.is_finished(), "heard what is not to be heard");
     let events = odd.0.events.lock().unwrap().clone().unwrap();
+    faults.heal();
     events.push(Event::Link { shard: 0, up: true });
     assert!(soon("asking anew", waiting).await.unwrap().unwrap().is_held());
 }

@@ -318,16 +318,16 @@ impl Driver {
             self.on_message(message);
         }
         let left = self.entries.len();
-        let by = self.clock.now() + Duration::from_secs(1);
-        let closed = match tokio::time::timeout(
-            Duration::from_secs(1),
-            flight::caught(self.engine.close(by)),
-        )
-        .await
-        {
+        // The engine has what is left of the time for closing, and a second
+        // at least: it may have to put its files in order.
+        let now = self.clock.now();
+        let by = self.closing.as_ref().map_or(now, |closing| closing.by);
+        let limit = by.since(now).max(Duration::from_secs(1));
+        let close = flight::caught(self.engine.close(now + limit));
+        let closed = match tokio::time::timeout(limit, close).await {
             Ok(Ok(closed)) => closed,
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(flight::unanswered(Duration::from_secs(1))),
+            Err(_) => Err(flight::unanswered(limit)),
         };
         let answer = match left {
             0 => closed,

@@ -137,8 +137,12 @@ impl Session {
     }
 
     /// Deletes the file, if nothing is left behind that it must disprove.
+    ///
+    /// The mailbox goes first: the process may end before its owner gets to
+    /// it, and without this file nobody would ever sweep it.
     pub(super) fn end(self, leaves_nothing: bool) {
         if leaves_nothing {
+            let _ = fs::remove_file(self.path.with_extension("sock"));
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -224,6 +228,17 @@ mod tests {
         assert_eq!(dead_sessions(&place.dir), [keeper]);
         bury(&place.dir, keeper);
         assert_eq!(probe(&place.dir, keeper), Life::Unknown);
+    }
+
+    #[test]
+    fn a_session_that_leaves_nothing_takes_its_mailbox_along() {
+        let temp = tempfile::tempdir().unwrap();
+        let place = Place::prepare(temp.path()).unwrap();
+        let keeper = KeeperId::from_number(7);
+        let session = Session::begin(&place, keeper).unwrap();
+        File::create(socket_path(&place.dir, keeper)).unwrap();
+        session.end(true);
+        assert_eq!(fs::read_dir(&place.dir).unwrap().count(), 0);
     }
 
     #[test]

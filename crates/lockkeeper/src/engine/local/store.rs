@@ -11,8 +11,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{mem, thread};
 
 use rusqlite::Connection;
 use rustix::fs::OFlags;
@@ -351,6 +351,16 @@ impl Clerk {
     }
 }
 
+impl Drop for Clerk {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            // Our guards do not know yet. Until this process ends nobody may
+            // take it for dead: the leases decide.
+            mem::forget(self.session.take());
+        }
+    }
+}
+
 fn execute(db: &Connection, sql: &str) -> rusqlite::Result<()> {
     db.prepare_cached(sql)?.execute([]).map(|_| ())
 }
@@ -426,6 +436,23 @@ impl Identity {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_no_proof_of_death() {
+        let temp = tempfile::tempdir().unwrap();
+        let settings = Settings::new(Some(temp.path().to_owned()));
+        let keeper = KeeperId::from_number(1);
+        let (store, place) = Store::open(settings, keeper).await.unwrap();
+        let work = |_: &mut Desk<'_>| -> Result<(), Fail> { panic!("a bug of ours") };
+        store.run(Access::Write, work).await.unwrap_err();
+        while store.run(Access::Write, |_| Ok(())).await.is_ok() {}
+        store.close().await;
+        assert_eq!(live::probe(&place.dir, keeper), Life::Alive);
+        // And the others go on.
+        let settings = Settings::new(Some(temp.path().to_owned()));
+        let (other, _) = Store::open(settings, KeeperId::from_number(2)).await.unwrap();
+        other.run(Access::Write, |_| Ok(())).await.unwrap();
+    }
 
     #[test]
     fn a_keeper_that_is_just_starting_is_not_swept() {

@@ -163,7 +163,8 @@ async fn a_fork_does_not_keep_the_locks_of_a_killed_parent() {
 #[tokio::test]
 async fn a_reboot_ends_every_lock_and_no_token_comes_back() {
     let temp = tempfile::tempdir().unwrap();
-    let before = Keeper::new(Local::at(temp.path()).with_boot_id("one")).await.unwrap();
+    let (dir, rebooted) = (temp.path().join("one"), temp.path().join("two"));
+    let before = Keeper::new(Local::at(&dir).with_boot_id("one")).await.unwrap();
     let guard = before.mutex("m").lock().await.unwrap();
     let waiting = before.mutex("m");
     let waiter = tokio::spawn(async move { waiting.lock().await });
@@ -172,7 +173,14 @@ async fn a_reboot_ends_every_lock_and_no_token_comes_back() {
     before.fence("f").check(guard.token()).await.unwrap();
     before.semaphore("s", 7).acquire().await.unwrap().release().await.map(drop).unwrap();
 
-    let after = Keeper::new(Local::at(temp.path()).with_boot_id("two")).await.unwrap();
+    // The files outlive it, and no lock on them does.
+    std::fs::create_dir(&rebooted).unwrap();
+    for file in std::fs::read_dir(&dir).unwrap().flatten() {
+        if file.file_type().unwrap().is_file() {
+            std::fs::copy(file.path(), rebooted.join(file.file_name())).unwrap();
+        }
+    }
+    let after = Keeper::new(Local::at(&rebooted).with_boot_id("two")).await.unwrap();
     let status = after.status("m").await.unwrap();
     assert!(status.holders.is_empty() && status.waiters.is_empty(), "{status:?}");
     let new = after.mutex("m").lock().await.unwrap();
@@ -187,10 +195,38 @@ async fn a_reboot_ends_every_lock_and_no_token_comes_back() {
     assert_eq!(after.latch("l").count_down("a").await.unwrap(), Some(2));
     assert_eq!(after.fence("f").highest().await.unwrap(), Some(guard.token()));
     assert_eq!(after.semaphore("s", 7).stored_capacity().await.unwrap(), Some(7));
-    // What believed in the last boot is told at its next renewal.
-    let lost = guard.verify().await.unwrap_err();
-    assert!(matches!(lost.cause(), Some(Cause::TakenOver | Cause::Expired)), "{lost}");
     waiter.abort();
+}
+
+#[tokio::test]
+async fn a_container_with_a_boot_id_of_its_own_ends_nobodys_locks() {
+    let temp = tempfile::tempdir().unwrap();
+    let host = Keeper::new(Local::at(temp.path()).with_boot_id("host")).await.unwrap();
+    let guard = host.mutex("m").lock().await.unwrap();
+    let inside = Keeper::new(Local::at(temp.path()).with_boot_id("container")).await.unwrap();
+    assert!(inside.mutex("m").try_lock().await.unwrap().is_none(), "two hold it");
+    guard.verify().await.unwrap();
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    let guard = inside.mutex("m").lock().await.unwrap();
+    let again = Keeper::new(Local::at(temp.path()).with_boot_id("host")).await.unwrap();
+    assert!(again.mutex("m").try_lock().await.unwrap().is_none(), "two hold it");
+    guard.verify().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_log_deleted_under_a_holder_is_said() {
+    for deleted in ["lk.db-wal", "lk.db-shm"] {
+        let temp = tempfile::tempdir().unwrap();
+        let here = keeper(temp.path()).await;
+        let options = LockOptions::default().with_lease(millis(600));
+        let guard = here.mutex("held").with_options(options).lock().await.unwrap();
+        std::fs::remove_file(temp.path().join(deleted)).unwrap();
+        let error = here.status("held").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        // Whoever connects now may find nothing of it: it must not be renewed for ever.
+        let cause = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
+        assert_eq!(cause, Cause::Expired);
+    }
 }
 
 #[tokio::test]

@@ -48,6 +48,10 @@ pub(super) struct Settings {
 }
 
 impl Settings {
+    pub(super) fn new(dir: Option<PathBuf>) -> Settings {
+        Settings { dir, boot: None, max_pages: None }
+    }
+
     /// Finds and checks the directory.
     pub(super) fn place(&self) -> Result<Place> {
         match &self.dir {
@@ -63,14 +67,14 @@ impl Local {
         let dir = dir.as_ref();
         // Fails only without a current directory, which opening tells better.
         let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
-        Local(Settings { dir: Some(dir), boot: None, max_pages: None })
+        Local(Settings::new(Some(dir)))
     }
 
     /// The engine of the current user: `$XDG_STATE_HOME/lockkeeper`, else
     /// `~/.local/state/lockkeeper`; without a home on a local disk, a private
     /// directory below `/tmp`.
     pub fn of_user() -> Self {
-        Local(Settings { dir: None, boot: None, max_pages: None })
+        Local(Settings::new(None))
     }
 
     /// Pretends to run under this boot id: what a restart does, in a test.

@@ -314,3 +314,6 @@ impl<'a> Desk<'a> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

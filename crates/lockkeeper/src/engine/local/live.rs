@@ -137,8 +137,12 @@ impl Session {
     }
 
     /// Deletes the file, if nothing is left behind that it must disprove.
+    ///
+    /// The mailbox goes first: the process may end before its owner gets to
+    /// it, and without this file nobody would ever sweep it.
     pub(super) fn end(self, leaves_nothing: bool) {
         if leaves_nothing {
+            let _ = fs::remove_file(self.path.with_extension("sock"));
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -164,14 +168,26 @@ pub(super) fn process(dir: &Path, keeper: KeeperId) -> Option<Process> {
     open(&lock_path(dir, keeper)).ok().and_then(|mut file| Process::read(&mut file))
 }
 
-/// The keepers that have a file here and are dead.
+/// The keepers that have a file here and seem dead.
+///
+/// One that is just starting has a file that it has not locked yet, so only
+/// those count that are still dead once the caller holds the guard.
 pub(super) fn dead_sessions(dir: &Path) -> Vec<KeeperId> {
-    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    sessions(dir).filter(|&keeper| probe(dir, keeper) == Life::Dead).collect()
+}
+
+/// Whether any keeper is here.
+pub(super) fn any_alive(dir: &Path) -> bool {
+    sessions(dir).any(|keeper| probe(dir, keeper) == Life::Alive)
+}
+
+/// The keepers that have a file here.
+fn sessions(dir: &Path) -> impl Iterator<Item = KeeperId> {
     let session = |name: &str| -> Option<KeeperId> {
         name.strip_prefix(SESSION)?.strip_suffix(".lock")?.parse().ok()
     };
-    let sessions = entries.flatten().filter_map(|entry| session(entry.file_name().to_str()?));
-    sessions.filter(|&keeper| probe(dir, keeper) == Life::Dead).collect()
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter_map(move |entry| session(entry.file_name().to_str()?))
 }
 
 /// Deletes what a dead keeper left. The caller holds the guard.
@@ -185,7 +201,7 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)
 }
 
-fn lock_path(dir: &Path, keeper: KeeperId) -> PathBuf {
+pub(super) fn lock_path(dir: &Path, keeper: KeeperId) -> PathBuf {
     dir.join(format!("{SESSION}{keeper}.lock"))
 }
 
@@ -212,6 +228,17 @@ mod tests {
         assert_eq!(dead_sessions(&place.dir), [keeper]);
         bury(&place.dir, keeper);
         assert_eq!(probe(&place.dir, keeper), Life::Unknown);
+    }
+
+    #[test]
+    fn a_session_that_leaves_nothing_takes_its_mailbox_along() {
+        let temp = tempfile::tempdir().unwrap();
+        let place = Place::prepare(temp.path()).unwrap();
+        let keeper = KeeperId::from_number(7);
+        let session = Session::begin(&place, keeper).unwrap();
+        File::create(socket_path(&place.dir, keeper)).unwrap();
+        session.end(true);
+        assert_eq!(fs::read_dir(&place.dir).unwrap().count(), 0);
     }
 
     #[test]

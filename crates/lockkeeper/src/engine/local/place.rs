@@ -61,18 +61,43 @@ impl Place {
         if let Some(state) = state {
             return Place::prepare(&state.join("lockkeeper"));
         }
-        let dir = std::env::temp_dir().join(format!("lockkeeper-{}", geteuid().as_raw()));
-        // Anybody may make anything in there, so a link is not followed.
-        match fs::symlink_metadata(&dir) {
-            Ok(meta) if meta.is_symlink() => {
-                Err(invalid(format!("{} is a symbolic link; remove it", dir.display())))
-            }
-            _ => Place::prepare(&dir),
+        Place::below(&std::env::temp_dir())
+    }
+
+    /// The directory of the current user where anybody may make anything.
+    fn below(temp: &Path) -> Result<Place> {
+        let dir = temp.join(format!("lockkeeper-{}", geteuid().as_raw()));
+        let is_link = || fs::symlink_metadata(&dir).is_ok_and(|meta| meta.is_symlink());
+        let place = if is_link() { None } else { Some(Place::prepare(&dir)?) };
+        // Looked at again, because a link may have come in between; nobody
+        // else can move what is ours out of the way.
+        let Some(place) = place.filter(|_| !is_link()) else {
+            return Err(invalid(format!("{} is a symbolic link; remove it", dir.display())));
+        };
+        let meta = fs::metadata(&place.dir).map_err(|error| failed("look at", &dir, error))?;
+        if meta.uid() != geteuid().as_raw() {
+            return Err(invalid(format!(
+                "{} belongs to user {}, who could break your locks; name a directory to share \
+                 with others, or set XDG_STATE_HOME",
+                dir.display(),
+                meta.uid()
+            )));
         }
+        Ok(place)
     }
 
     pub(super) fn database(&self) -> PathBuf {
         self.dir.join(DATABASE)
+    }
+
+    /// The log of the database.
+    pub(super) fn log(&self) -> PathBuf {
+        self.dir.join(format!("{DATABASE}-wal"))
+    }
+
+    /// The index of the log, which its users share as memory.
+    pub(super) fn index(&self) -> PathBuf {
+        self.dir.join(format!("{DATABASE}-shm"))
     }
 
     pub(super) fn guard(&self) -> PathBuf {
@@ -268,6 +293,27 @@ mod tests {
         assert!(error.to_string().contains("12345"), "{error}");
         fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o1777)).unwrap();
         assert_eq!(Place::prepare(temp.path()).unwrap().mode, 0o666);
+    }
+
+    #[test]
+    fn a_directory_laid_out_for_us_below_tmp_is_refused() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join(format!("lockkeeper-{}", geteuid().as_raw()));
+        std::os::unix::fs::symlink(temp.path(), &dir).unwrap();
+        let error = Place::below(temp.path()).unwrap_err();
+        assert!(error.to_string().contains("symbolic link"), "{error}");
+        fs::remove_file(&dir).unwrap();
+        assert_eq!(Place::below(temp.path()).unwrap().mode, 0o600);
+        if !geteuid().is_root() {
+            eprintln!("skipped: only root can make a directory of somebody else's");
+            return;
+        }
+        // Open to everybody, so that we could use it: and so could they.
+        std::os::unix::fs::chown(&dir, Some(12345), None).unwrap();
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = Place::below(temp.path()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("12345"), "{error}");
     }
 
     #[test]

@@ -262,7 +262,10 @@ fn store_counted(
     before: Option<&(CountId, usize)>,
     latch: Option<&Latch>,
 ) -> Result<()> {
-    let same = latch.zip(before).filter(|(latch, before)| latch.set == before.0);
+    // The same setting, sent again after the latch was forgotten, starts anew.
+    let same = latch
+        .zip(before)
+        .filter(|(latch, before)| latch.set == before.0 && latch.counted.len() >= before.1);
     if same.is_none() && before.is_some() {
         db.prepare_cached("DELETE FROM counted WHERE name = ?1")?.execute([name.as_str()])?;
     }
@@ -309,7 +312,8 @@ fn store_ticket(
     ticket: Option<&Ticket>,
 ) -> Result<()> {
     let Some(ticket) = ticket else { return delete(db, "tickets", name, id) };
-    let sql = "INSERT INTO tickets (name, session, number, turn, mode, permits, capacity, ticket, \
+    // A claim whose ticket died may have got a new one in the same step.
+    let sql = "INSERT OR REPLACE INTO tickets (name, session, number, turn, mode, permits, capacity, ticket, \
                until, since, lock_delay, who, host, pid, note) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15) \
                ON CONFLICT (name, ticket) DO UPDATE SET until = ?9";

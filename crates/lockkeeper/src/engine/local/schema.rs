@@ -9,6 +9,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, params};
 
 use super::failure::{Stage, explain};
+use super::live;
 use super::place::{Place, failed};
 use crate::error::{Error, Result, invalid};
 use crate::model::Time;
@@ -31,7 +32,7 @@ pub(super) fn open(place: &Place, boot: &str, max_pages: Option<u32>) -> Result<
         | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let refused = |error| explain(error, Stage::Open).during("connect");
     let db = Connection::open_with_flags(&path, flags).map_err(refused)?;
-    prepare(&db, max_pages, boot).map_err(|error| match error {
+    prepare(&db, place, boot, max_pages).map_err(|error| match error {
         Opening::Sql(error) => refused(error),
         Opening::Refused(text) => invalid(format!("{} {text}", path.display())),
     })?;
@@ -63,7 +64,12 @@ fn create_file(place: &Place) -> Result<()> {
     }
 }
 
-fn prepare(db: &Connection, max_pages: Option<u32>, boot: &str) -> Result<(), Opening> {
+fn prepare(
+    db: &Connection,
+    place: &Place,
+    boot: &str,
+    max_pages: Option<u32>,
+) -> Result<(), Opening> {
     db.busy_timeout(PATIENCE)?;
     db.set_prepared_statement_cache_capacity(64);
     let is_new = check_version(db)?;
@@ -86,7 +92,7 @@ fn prepare(db: &Connection, max_pages: Option<u32>, boot: &str) -> Result<(), Op
         if is_new {
             create_tables(db, boot)?;
         }
-        begin_boot(db, boot)
+        begin_boot(db, place, boot)
     })?;
     Ok(())
 }
@@ -125,12 +131,15 @@ fn create_tables(db: &Connection, boot: &str) -> rusqlite::Result<()> {
 
 /// Ends everything that the last boot left: its processes are gone, and so
 /// is its clock. What a power cut may have undone is below the ceiling.
-fn begin_boot(db: &Connection, boot: &str) -> rusqlite::Result<()> {
+///
+/// Some containers have a boot id of their own (systemd-nspawn, LXC). But no
+/// keeper outlives a restart: if one is alive, there was none.
+fn begin_boot(db: &Connection, place: &Place, boot: &str) -> rusqlite::Result<()> {
     let same = |db: &Connection| -> rusqlite::Result<bool> {
         let stored: String = db.query_row("SELECT boot FROM meta", [], |row| row.get(0))?;
         Ok(stored == boot)
     };
-    if same(db)? {
+    if same(db)? || live::any_alive(&place.dir) {
         return Ok(());
     }
     tracing::info!("the machine was restarted: earlier locks are void");
@@ -183,9 +192,7 @@ pub(super) fn tidy_at_end(db: &Connection, place: &Place, limit: u64) {
 }
 
 fn log_bytes(place: &Place) -> u64 {
-    let mut log = place.database().into_os_string();
-    log.push("-wal");
-    fs::metadata(&log).map_or(0, |meta| meta.len())
+    fs::metadata(place.log()).map_or(0, |meta| meta.len())
 }
 
 /// The ceiling as it is, and raised by a step, and above `token`.

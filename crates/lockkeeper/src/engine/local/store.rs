@@ -11,8 +11,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{mem, thread};
 
 use rusqlite::Connection;
 use rustix::fs::OFlags;
@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use super::config::Settings;
 use super::desk::Desk;
 use super::failure::{Fail, Stage, explain};
-use super::live::{self, Session};
+use super::live::{self, Life, Session};
 use super::place::{Place, failed};
 use super::schema;
 use super::wake::Postman;
@@ -312,11 +312,13 @@ impl Clerk {
     /// Ends what dead keepers left, and perhaps forgets what is long idle.
     fn sweep(&mut self, forget: bool) {
         self.swept = Instant::now();
-        let dead = live::dead_sessions(&self.place.dir);
+        let dir = self.place.dir.clone();
+        let mut dead = live::dead_sessions(&dir);
         if dead.is_empty() && !forget {
             return;
         }
         let done = self.transact(Access::Write, |desk| {
+            dead.retain(|&keeper| live::probe(&dir, keeper) == Life::Dead);
             for &keeper in &dead {
                 desk.end_session(keeper)?;
             }
@@ -325,7 +327,7 @@ impl Clerk {
         match done {
             Ok(()) => {
                 if let Ok(_locked) = Locked::new(&self.guard, &self.place) {
-                    dead.iter().for_each(|&keeper| live::bury(&self.place.dir, keeper));
+                    dead.iter().for_each(|&keeper| live::bury(&dir, keeper));
                 }
             }
             Err((_, error)) => tracing::debug!(%error, "not swept"),
@@ -339,9 +341,22 @@ impl Clerk {
             left = desk.has_left(keeper)?;
             Ok(())
         });
-        schema::tidy_at_end(&self.db, &self.place, LOG_AT_END);
+        if looked.is_ok() {
+            // Not into files that somebody replaced: the new ones would suffer.
+            schema::tidy_at_end(&self.db, &self.place, LOG_AT_END);
+        }
         if let Some(session) = self.session.take() {
             session.end(looked.is_ok() && !left);
+        }
+    }
+}
+
+impl Drop for Clerk {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            // Our guards do not know yet. Until this process ends nobody may
+            // take it for dead: the leases decide.
+            mem::forget(self.session.take());
         }
     }
 }
@@ -386,12 +401,12 @@ fn open_guard(place: &Place) -> Result<File> {
     file.map_err(|error| failed("open", &path, error))
 }
 
-/// Which files the database and its guard are.
+/// Which files the guard, the database, its log and the log's index are.
+///
+/// Who finds the log or its index missing makes another, and whoever has the
+/// old one open goes on with that: neither would ever see the other.
 #[derive(Debug, PartialEq, Eq)]
-struct Identity {
-    guard: (u64, u64),
-    database: (u64, u64),
-}
+struct Identity([(u64, u64); 4]);
 
 impl Identity {
     fn of(place: &Place) -> Result<Identity> {
@@ -399,7 +414,12 @@ impl Identity {
             let meta = fs::symlink_metadata(path).map_err(|error| failed("find", path, error))?;
             Ok((meta.dev(), meta.ino()))
         };
-        Ok(Identity { guard: id(&place.guard())?, database: id(&place.database())? })
+        Ok(Identity([
+            id(&place.guard())?,
+            id(&place.database())?,
+            id(&place.log())?,
+            id(&place.index())?,
+        ]))
     }
 
     /// Somebody who replaced the files has split those who lock in two camps.
@@ -410,5 +430,46 @@ impl Identity {
         let text =
             format!("the files in {} were replaced by others; connect anew", place.dir.display());
         Err(Error::new(ErrorKind::Unreachable, text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_no_proof_of_death() {
+        let temp = tempfile::tempdir().unwrap();
+        let settings = Settings::new(Some(temp.path().to_owned()));
+        let keeper = KeeperId::from_number(1);
+        let (store, place) = Store::open(settings, keeper).await.unwrap();
+        let work = |_: &mut Desk<'_>| -> Result<(), Fail> { panic!("a bug of ours") };
+        store.run(Access::Write, work).await.unwrap_err();
+        while store.run(Access::Write, |_| Ok(())).await.is_ok() {}
+        store.close().await;
+        assert_eq!(live::probe(&place.dir, keeper), Life::Alive);
+        // And the others go on.
+        let settings = Settings::new(Some(temp.path().to_owned()));
+        let (other, _) = Store::open(settings, KeeperId::from_number(2)).await.unwrap();
+        other.run(Access::Write, |_| Ok(())).await.unwrap();
+    }
+
+    #[test]
+    fn a_keeper_that_is_just_starting_is_not_swept() {
+        let temp = tempfile::tempdir().unwrap();
+        let settings = Settings::new(Some(temp.path().to_owned()));
+        let mut clerk = Clerk::open(&settings, KeeperId::from_number(1)).unwrap();
+        let place = clerk.place.clone();
+        let guard = open_guard(&place).unwrap();
+        let locked = Locked::new(&guard, &place).unwrap();
+        // As far as `Session::begin` has come when it is preempted.
+        let path = live::lock_path(&place.dir, KeeperId::from_number(2));
+        let file = File::create_new(&path).unwrap();
+        let sweeper = thread::spawn(move || clerk.sweep(false));
+        thread::sleep(Duration::from_millis(200));
+        file.lock().unwrap();
+        drop(locked);
+        sweeper.join().unwrap();
+        assert!(path.exists(), "a living keeper lost its proof of life");
     }
 }

@@ -20,6 +20,8 @@ use crate::name::LockName;
 use crate::token::{ClaimId, KeeperId, Token};
 
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 /// How long a place in a queue lives when its keeper falls silent.
 pub const TICKET: Duration = Duration::from_secs(2);

@@ -29,6 +29,8 @@ pub use cause::Cause;
 pub use clock::{Clock, Moment};
 pub use driver::link::Waiting;
 pub use engine::memory::Memory;
+#[cfg(feature = "redis")]
+pub use engine::redis::Redis;
 pub use engine::{Connect, Engine};
 pub use error::{Error, ErrorKind, Result};
 pub use fence::Fence;

@@ -48,25 +48,24 @@ end
 local function set_capacity(to)
   if r.cap == to then return end
   r.cap = to
-  changed()
   -- A ticket for more permits than there are would block the queue for ever;
   -- its keeper asks again and is told the new capacity.
-  local tickets = redis.call('HGETALL', T)
-  for i = 1, #tickets, 2 do
-    local count = string.match(tickets[i + 1], '^%l (%d+) ')
-    if tonumber(count) > to then
-      drop_ticket(tickets[i])
-      push(tickets[i], 'e ' .. tickets[i])
+  for _, claim in ipairs(redis.call('ZRANGE', Q, 0, -1)) do
+    local count = string.match(redis.call('HGET', T, claim) or '', '^%l (%d+) ')
+    if count and tonumber(count) > to then
+      drop_ticket(claim)
+      push(claim, 'e ' .. claim)
     end
   end
   serve()
+  changed()
 end
 
-expire_latch()
 if op == 'look' and ARGV[4] ~= '-' then
   redis.call('ZADD', C, now + 4 * TICKET, ARGV[4])
   redis.call('PEXPIRE', C, 8 * TICKET / 1000)
 end
+expire_latch()
 if r.kind ~= 'n' and r.kind ~= kind then
   save()
   return { 'refused', 'kind', r.kind }

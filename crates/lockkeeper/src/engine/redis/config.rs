@@ -137,10 +137,11 @@ impl Redis {
             "command" => Ok(self.with_command_limit(span("command", value)?)),
             "user" => Ok(Redis { user: filled(value.to_owned()), ..self }),
             "password" => Ok(Redis { password: filled(value.to_owned()), ..self }),
-            _ => Err(bad(format!(
-                "{key:?} is no parameter of a redis URL; there are prefix, connect, command, db, \
-                 user and password"
-            ))),
+            // It may be a secret that lost its name, so it is not repeated.
+            _ => Err(bad(
+                "a redis URL has no such parameter; there are prefix, connect, command, db, user \
+                 and password",
+            )),
         }
     }
 
@@ -343,6 +344,7 @@ mod tests {
             "redis://u:hun@ter2@h:99999",
             "redis://u:hunter2@h/x",
             "redis://u:hunter2@h?what=hunter2",
+            "redis://u:hunter2@h?hunter2",
             "redis://u:hunter2@h?connect=hunter2",
             "redis://u:hunter2%@h",
             "redis://u:hunter2@h?prefix={hunter2}",

@@ -9,6 +9,7 @@ pub mod cases;
 pub mod child;
 pub mod explore;
 pub mod history;
+pub mod proxy;
 pub mod server;
 mod stage;
 pub mod start;

@@ -1,4 +1,9 @@
 //! What is shown on real Redis servers alone: that the scripts do what the
 //! model says, and what happens when servers, connections and people fail.
 
+mod counts;
+mod faults;
+mod histories;
 mod parity;
+mod people;
+mod refusals;

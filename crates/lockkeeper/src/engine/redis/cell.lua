@@ -28,7 +28,8 @@ end
 local function set_latch(count, keep, id)
   local left = redis.call('HGET', D, 'left')
   if left and (tonumber(left) > 0 or redis.call('HGET', D, 'id') == id) then return end
-  redis.call('DEL', D)
+  -- Not in vain: after any write a server that is out of memory lets all pass.
+  if left then redis.call('DEL', D) end
   redis.call('HSET', D, 'left', count, 'id', id, 'keep', keep, 'ends', now + tonumber(keep))
   live(D, now + tonumber(keep))
   last = now + tonumber(keep)

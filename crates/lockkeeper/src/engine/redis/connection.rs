@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, IntoConnectionInfo, ProtocolVersion,
@@ -22,7 +23,7 @@ use super::fault::{refused_connection, told};
 use super::push;
 use super::scripts::{SCRIPTS, Script};
 use crate::engine::{Event, Seat};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, invalid};
 
 /// How long to pause between attempts to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(500));
@@ -195,23 +196,42 @@ impl Shared {
                 shared.on_push(generation, info);
                 Ok(())
             });
-        let mut connection = client
+        let connection = client
             .get_multiplexed_async_connection_with_config(&config)
             .await
             .map_err(refused_connection)?;
-        let mut hello = redis::pipe();
-        hello.cmd("SUBSCRIBE").arg(push::channel(&self.redis.prefix, self.seat.keeper));
-        for script in SCRIPTS.all() {
-            hello.cmd("SCRIPT").arg("LOAD").arg(&script.code);
-        }
-        // A key per keeper, so that probes do not meet in a cluster's slot.
-        hello
-            .cmd("EVALSHA")
-            .arg(&SCRIPTS.probe.hash)
-            .arg(1)
-            .arg(format!("{}{{probe:{}}}", self.redis.prefix, self.seat.keeper));
-        hello.query_async::<Value>(&mut connection).await.map_err(refused_connection)?;
+        self.greet(&connection).await?;
         Ok(connection)
+    }
+
+    /// Subscribes, loads the scripts, and sees whether locks can be had here.
+    async fn greet(&self, connection: &MultiplexedConnection) -> Result<()> {
+        let mut commands = vec![cmd("INFO"), cmd("SUBSCRIBE")];
+        commands[0].arg("server");
+        commands[1].arg(push::channel(&self.redis.prefix, self.seat.keeper));
+        for script in SCRIPTS.all() {
+            let mut load = cmd("SCRIPT");
+            load.arg("LOAD").arg(&script.code);
+            commands.push(load);
+        }
+        let mut probe = cmd("EVALSHA");
+        let key = format!("{}{{probe:{}}}", self.redis.prefix, self.seat.keeper);
+        probe.arg(&SCRIPTS.probe.hash).arg(1).arg(key);
+        commands.push(probe);
+        // Together, but each with its own answer: an error must name its cause.
+        let answers = join_all(commands.iter().map(|command| {
+            let mut connection = connection.clone();
+            async move { command.query_async::<Value>(&mut connection).await }
+        }));
+        let mut answers = answers.await.into_iter();
+        // Whoever may not look learns it from the first lock.
+        if let Some(Ok(Value::VerbatimString { text, .. })) = answers.next()
+            && !text.contains("redis_mode:standalone")
+        {
+            let text = "the server is part of a cluster or a sentinel, which this URL does not say";
+            return Err(invalid(text));
+        }
+        answers.try_for_each(|answer| answer.map(drop)).map_err(refused_connection)
     }
 
     fn address(&self) -> Result<redis::ConnectionInfo> {

@@ -10,7 +10,7 @@ pub(super) fn told(error: RedisError, key: &str) -> Error {
     let has = |word: &str| text.contains(word);
     let meaning = if has("WRONGTYPE") || has("FOREIGN") {
         invalid(format!("the key {key:?} holds something that is no lock of ours"))
-    } else if has("NOPERM") {
+    } else if has("NOPERM") || has("The user executing the script can't") {
         invalid(format!("the server does not allow this user to do that: {text}"))
     } else if has("NOAUTH") || has("WRONGPASS") {
         invalid("the server refuses the user or password")

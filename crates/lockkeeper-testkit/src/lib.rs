@@ -8,6 +8,7 @@
 pub mod cases;
 pub mod child;
 pub mod explore;
+pub mod fleet;
 pub mod history;
 pub mod proxy;
 pub mod server;

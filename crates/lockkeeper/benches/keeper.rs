@@ -5,6 +5,10 @@
 //! request-replies between two threads over the same kind of channel, beside
 //! tokio's own mutex; the allocations of a pair; the cost of keeping many
 //! guards alive.
+//!
+//! `cargo bench -p lockkeeper --bench keeper -- keep 10000 [SECONDS]` runs the
+//! last part alone, so that `valgrind --tool=callgrind` can count instructions,
+//! which no neighbour disturbs.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
@@ -40,12 +44,17 @@ const ROUNDS: usize = 9;
 const PAIRS: usize = 20_000;
 
 fn main() {
+    let words: Vec<String> = std::env::args().collect();
+    if let Some(at) = words.iter().position(|word| word == "keep") {
+        let number = |offset: usize| words.get(at + offset)?.parse::<usize>().ok();
+        return keep_alive(number(1).unwrap_or(1_000), number(2).unwrap_or(60) as u64);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         pairs().await;
     });
     for guards in [1_000, 10_000, 100_000] {
-        keep_alive(guards);
+        keep_alive(guards, 60);
     }
 }
 
@@ -122,8 +131,8 @@ impl Echo {
     }
 }
 
-/// CPU time of a minute of renewals, in simulated time: nothing else runs.
-fn keep_alive(guards: usize) {
+/// CPU time of renewals, in simulated time: nothing else runs.
+fn keep_alive(guards: usize, seconds: u64) {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_all().start_paused(true).build().unwrap();
     runtime.block_on(async {
@@ -136,14 +145,15 @@ fn keep_alive(guards: usize) {
             held.push(mutex.lock().await.unwrap());
         }
         let start = Instant::now();
-        tokio::time::sleep(Duration::from_secs(60)).await;
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
         let spent = start.elapsed();
         assert!(held.iter().all(|guard| guard.is_held()));
-        // Six rounds of renewals in a minute.
-        let each = spent.as_nanos() as f64 / (guards as f64 * 6.0);
-        let share = spent.as_secs_f64() / 60.0 * 100.0;
+        // A round of renewals every ten seconds.
+        let rounds = (seconds / 10) as f64;
+        let each = spent.as_nanos() as f64 / (guards as f64 * rounds);
+        let share = spent.as_secs_f64() / seconds as f64 * 100.0;
         println!(
-            "keep-alive of {guards:>7} guards, 30 s leases: {:>7.1} ms CPU per minute \
+            "keep-alive of {guards:>7} guards, 30 s leases, {seconds} s: {:>7.1} ms CPU \
              ({share:.2} % of a core, {each:.0} ns per renewal)",
             spent.as_secs_f64() * 1000.0
         );

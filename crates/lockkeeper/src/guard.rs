@@ -158,13 +158,24 @@ impl<T: fmt::Debug, E: std::error::Error + 'static> std::error::Error for RunErr
     }
 }
 
+/// Gives a lock back when the work under it is over, however that came: a
+/// scope that was carried elsewhere must not keep it.
+struct Working(Arc<Hold>);
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        self.0.let_go();
+    }
+}
+
 /// Runs `work` under a lock that is held, and stops it when the lock is lost.
 pub(crate) async fn run_under<T, E, W, F>(hold: Hold, work: W) -> Result<T, RunError<T, E>>
 where
     W: FnOnce(Scope) -> F,
     F: Future<Output = Result<T, E>>,
 {
-    let hold = Arc::new(hold);
+    let hold = Working(Arc::new(hold));
+    let hold = &hold.0;
     let output = {
         let work = work(Scope(hold.clone()));
         tokio::select! {

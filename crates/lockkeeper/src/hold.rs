@@ -272,6 +272,15 @@ impl Hold {
         self.shared.until(|state| *state != State::Held).await
     }
 
+    /// Gives the lock back in the background, unless that has begun.
+    pub(crate) fn let_go(&self) {
+        if !self.ended.swap(true, Ordering::Relaxed) {
+            let message = Message::Release { claim: self.claim_id(), reply: None };
+            // No driver, nothing to release: the lease ends it.
+            let _ = self.link.post(message);
+        }
+    }
+
     /// Gives the lock back and reports how that went.
     pub(crate) async fn give_back(&self) -> Result<Released> {
         self.ended.store(true, Ordering::Relaxed);
@@ -293,11 +302,7 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if !self.ended.load(Ordering::Relaxed) {
-            let message = Message::Release { claim: self.claim_id(), reply: None };
-            // No driver, nothing to release: the lease ends it.
-            let _ = self.link.post(message);
-        }
+        self.let_go();
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
-use crate::driver::link::{Link, Message, Terms};
+use crate::driver::link::{Footprint, Link, Message, Terms};
 use crate::driver::{ANSWER_LIMIT, CellWatch, Driver, Parts, backoff, limited};
 use crate::engine::{
     About, Cell, CellOp, Connect, Cursor, Engine, EngineInfo, Events, Found, Holder, Page, Revoke,
@@ -29,8 +29,9 @@ use crate::semaphore::Semaphore;
 use crate::token::KeeperId;
 use crate::url;
 
-/// How often a call that is not a lock is repeated when no answer comes.
-const INSIST: u32 = 20;
+/// How long a call that is not a lock is repeated when no answer comes; what is
+/// left of the answer limit then is for the last try.
+const INSIST: Duration = Duration::from_secs(4);
 
 /// A connection to an engine, and everything that is locked through it.
 ///
@@ -68,7 +69,8 @@ struct Inner {
 }
 
 impl Keeper {
-    /// Opens the engine behind a URL: `memory:` (private) or `memory:NAME`.
+    /// Opens the engine behind a URL: `local:` (the user's own), `local:/dir` or
+    /// a plain path, `memory:` (private) or `memory:NAME`.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] for a URL that makes no sense, and whatever the
@@ -284,6 +286,17 @@ impl Keeper {
         answer.await.unwrap_or(Ok(()))
     }
 
+    /// Says how much the driver has in hand.
+    ///
+    /// # Cancel safety
+    /// Changes nothing.
+    #[doc(hidden)]
+    pub async fn footprint(&self) -> Result<Footprint> {
+        let (reply, answer) = oneshot::channel();
+        self.0.link.post(Message::Measure(reply))?;
+        answer.await.map_err(|_| invalid("the keeper is closed"))
+    }
+
     pub(crate) fn link(&self) -> &Arc<Link> {
         &self.0.link
     }
@@ -315,20 +328,26 @@ impl Keeper {
         F: Future<Output = Result<T>> + Send + 'static,
     {
         let insist = move |engine: Arc<dyn Engine>| async move {
-            let mut tries = 0;
+            let start = tokio::time::Instant::now();
+            let (mut tries, mut unknown) = (0, None);
             loop {
-                let error = match limited(ANSWER_LIMIT, ask(engine.clone())).await {
+                let limit = ANSWER_LIMIT.saturating_sub(start.elapsed());
+                let error = match limited(limit, ask(engine.clone())).await {
                     Err(error) if error.is_silence() => error,
                     answer => return answer,
                 };
-                tries += 1;
-                if tries > INSIST {
-                    return Err(error);
+                // What may have been done stays unknown, whatever comes after.
+                if error.kind() == ErrorKind::Unknown {
+                    unknown = Some(error.clone());
                 }
-                tokio::time::sleep(backoff(tries)).await;
+                tries += 1;
+                let pause = backoff(tries);
+                if start.elapsed() + pause > INSIST {
+                    return Err(unknown.unwrap_or(error));
+                }
+                tokio::time::sleep(pause).await;
             }
         };
-        let insist = move |engine| limited(ANSWER_LIMIT, insist(engine));
         self.0.link.call(operation, insist).await
     }
 
@@ -396,16 +415,24 @@ async fn assemble(
 fn about_us() -> About {
     let named = |variable| std::env::var(variable).ok().filter(|name| !name.is_empty());
     About {
-        who: named("USER").or_else(|| named("LOGNAME")).unwrap_or_else(user_number),
+        who: named("USER").or_else(|| named("LOGNAME")).unwrap_or_else(user_name),
         host: host_name(),
         pid: std::process::id(),
         note: String::new(),
     }
 }
 
+/// The user's name where the environment does not tell: cron jobs, services.
 #[cfg(unix)]
-fn user_number() -> String {
-    format!("uid {}", rustix::process::getuid().as_raw())
+fn user_name() -> String {
+    let user = rustix::process::getuid().as_raw().to_string();
+    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let entry = |line: &str| {
+        let mut fields = line.split(':');
+        let name = fields.next()?.to_owned();
+        (fields.nth(1)? == user).then_some(name)
+    };
+    users.lines().find_map(entry).unwrap_or_else(|| format!("uid {user}"))
 }
 
 #[cfg(unix)]
@@ -414,7 +441,7 @@ fn host_name() -> String {
 }
 
 #[cfg(not(unix))]
-fn user_number() -> String {
+fn user_name() -> String {
     "somebody".to_owned()
 }
 

@@ -165,7 +165,7 @@ impl Latch {
                 let look = CellOp::Look { kind: Kind::Latch, watch: true };
                 // Marked before the look, so that no change falls between.
                 wait.watch.news.mark_unchanged();
-                let answer = limited(ANSWER_LIMIT, engine.cell(&name, look)).await;
+                let answer = limited(wait.limit(clock.now()), engine.cell(&name, look)).await;
                 if let Some(end) = wait.judge(answer, clock.now(), &name) {
                     return end;
                 }
@@ -206,6 +206,15 @@ struct Wait {
 }
 
 impl Wait {
+    /// How long the next look may take. No patience at all still means one
+    /// honest question.
+    fn limit(&self, now: Moment) -> Duration {
+        match self.deadline.since(now) {
+            Duration::ZERO => ANSWER_LIMIT,
+            left => left.min(ANSWER_LIMIT),
+        }
+    }
+
     /// Whether this answer, or the time it took, ends the wait.
     fn judge(
         &mut self,

@@ -1,4 +1,47 @@
 //! Distributed locking that is honest and hard to misuse.
+//!
+//! A [`Keeper`] is a connection to an engine; the engine is chosen by URL.
+//! Through it you get a [`Mutex`], a [`RwLock`], a [`Semaphore`], a [`Latch`],
+//! several mutexes at once ([`Multi`]), and a [`Fence`] that checks tokens.
+//!
+//! ```
+//! use lockkeeper::Keeper;
+//!
+//! # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+//! let keeper = Keeper::connect("memory:").await?;
+//! let guard = keeper.mutex("orders/42").lock().await?;
+//!
+//! guard.check()?;               // still ours? before each write, without I/O
+//! let token = guard.token();    // send it along: the resource refuses older ones
+//! # let _ = token;
+//!
+//! tokio::select! {
+//!     cause = guard.lost() => println!("stop: {cause}"),
+//!     _ = async { /* the work */ } => {}
+//! }
+//! let _ = guard.release().await?;   // or just drop it
+//! # Ok::<(), lockkeeper::Error>(())
+//! # }).unwrap();
+//! ```
+//!
+//! What sets it apart:
+//!
+//! - **Told before it is too late.** A guard is held, at risk or lost; it is
+//!   lost by its own clock before the engine can give the name to another,
+//!   even if the engine is silent and the process was stopped in between.
+//! - **A token with every exclusive grant**, larger than every one before it.
+//! - **Cancel anywhere.** Dropping any future, at any await, leaves no lock and
+//!   no place in a queue behind.
+//! - **First come, first served**, by push; a try never overtakes.
+//! - **Repeatable.** A request whose answer was lost is asked again: granted
+//!   once, counted once.
+//!
+//! A lock is a lease. What it cannot do, and what the token is for, is said in
+//! `docs/safety.md`. Code without async finds the same calls in [`blocking`].
+//!
+//! Whoever writes an engine implements the two traits of [`engine`]; whoever
+//! wants to see a program lose its lock wraps one in [`layer::faults`].
+
 #![forbid(unsafe_code)]
 
 pub mod blocking;
@@ -22,12 +65,15 @@ mod reentry;
 mod request;
 mod rwlock;
 mod semaphore;
+mod status;
 mod token;
 mod url;
 
 pub use cause::Cause;
 pub use clock::{Clock, Moment};
 pub use driver::link::Waiting;
+#[cfg(all(unix, feature = "local"))]
+pub use engine::local::Local;
 pub use engine::memory::Memory;
 #[cfg(feature = "redis")]
 pub use engine::redis::Redis;

@@ -8,24 +8,49 @@ use crate::error::{Result, invalid};
 
 /// Finds the engine behind a URL.
 pub(crate) fn parse(url: &str) -> Result<Arc<dyn Connect>> {
+    if ["/", "./", "../"].iter().any(|start| url.starts_with(start)) {
+        return local(url);
+    }
     let Some((scheme, rest)) = url.split_once(':') else {
-        return Err(invalid(format!("{:?} is not an engine URL; try memory:", redact(url)))
-            .during("connect"));
+        let text = format!("{:?} is not an engine URL; try local: or memory:", redact(url));
+        return Err(invalid(text).during("connect"));
     };
     match (scheme, rest) {
+        ("local", dir) => local(dir),
         ("memory", "") => Ok(Arc::new(Memory::private())),
         ("memory", name) if name.len() <= 256 => Ok(Arc::new(Memory::shared(name))),
         ("memory", _) => Err(invalid("the name of a memory engine may have 256 bytes at most")),
         #[cfg(feature = "redis")]
-        ("redis" | "redis+unix", _) => {
-            Ok(Arc::new(crate::engine::redis::Redis::parse(url).map_err(|e| e.during("connect"))?))
+        (scheme, _) if scheme.starts_with("redis") => {
+            Ok(Arc::new(crate::engine::redis::Redis::parse(url)?))
         }
         _ => Err(invalid(format!(
-            "{:?} names no engine of this program; it knows memory:",
+            "{:?} names no engine of this program; it knows local:, memory: and redis:",
             redact(url)
         ))
         .during("connect")),
     }
+}
+
+/// The embedded engine in a directory; an empty one is the user's.
+#[cfg(all(unix, feature = "local"))]
+fn local(dir: &str) -> Result<Arc<dyn Connect>> {
+    use crate::engine::local::Local;
+
+    match dir {
+        "" => Ok(Arc::new(Local::of_user())),
+        // Two slashes would name a host, and there is none to ask.
+        _ if dir.starts_with("//") && !dir.starts_with("///") => {
+            Err(invalid(format!("local:{dir} names a host; write local:/some/directory"))
+                .during("connect"))
+        }
+        _ => Ok(Arc::new(Local::at(dir))),
+    }
+}
+
+#[cfg(not(all(unix, feature = "local")))]
+fn local(_: &str) -> Result<Arc<dyn Connect>> {
+    Err(invalid("this program was built without the embedded engine (local:)").during("connect"))
 }
 
 /// A URL without user information and without the values of parameters.
@@ -94,6 +119,18 @@ mod tests {
         assert_eq!(one.label(), parse("memory:a").unwrap().label());
         assert_ne!(one.label(), parse("memory:b").unwrap().label());
         assert_ne!(parse("memory:").unwrap().label(), parse("memory:").unwrap().label());
+    }
+
+    #[cfg(all(unix, feature = "local"))]
+    #[test]
+    fn a_path_is_the_embedded_engine() {
+        for url in ["local:/var/locks", "/var/locks", "local:///var/locks"] {
+            let label = parse(url).unwrap().label();
+            assert!(label.ends_with("/var/locks") && label.starts_with("local:"), "{label}");
+        }
+        assert_eq!(&*parse("local:").unwrap().label(), "local:");
+        assert!(parse("./locks").unwrap().label().starts_with("local:/"));
+        assert!(parse("local://host/locks").is_err());
     }
 
     #[test]

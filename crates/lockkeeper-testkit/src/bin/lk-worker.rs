@@ -59,12 +59,14 @@ fn describe(guard: &Guard) -> String {
 /// Looks at the guard without pause; after a gap in time (the process was
 /// stopped) says what the very first look saw.
 fn watch(guard: &Guard) {
-    println!("watching");
     let clock = Clock::system();
+    // Read before we say that we watch: the stop may follow at once.
     let mut last = clock.now();
+    println!("watching");
     loop {
-        let held = guard.is_held();
         let now = clock.now();
+        // A look from before the gap says nothing about the time after it.
+        let held = guard.is_held();
         if now.since(last) > Duration::from_millis(400) {
             println!("first look after {:?}: held {held}", now.since(last));
             return;

@@ -37,10 +37,17 @@ pub async fn a_cancelled_waiter_leaves_no_ticket(stage: &Stage) {
 /// A guard that was sent, but whose caller went away, gives itself back.
 pub async fn a_grant_nobody_reads_releases_itself(stage: &Stage) {
     let name = stage.name("unread");
-    let keeper = stage.keeper().await;
+    let (keeper, faults) = stage.faulty().await;
     let mutex = keeper.mutex(&name).with_options(stage.options());
+    let gate = Gate::closed();
+    let stall = gate.clone();
+    faults.plan(move |call| {
+        (call.method == Method::Acquire).then(|| Fault::StallAfter(stall.clone()))
+    });
     let mut lock = Box::pin(mutex.lock());
-    assert!(poll_once(lock.as_mut()).is_none(), "answered without a thread hop");
+    assert!(poll_once(lock.as_mut()).is_none(), "answered before the engine did");
+    faults.heal();
+    gate.open();
     // The answer is on its way, or there; this future never looks again.
     let held = async || !stage.status(&name).await.holders.is_empty();
     assert!(eventually(Duration::from_secs(5), held).await, "never granted");
@@ -141,8 +148,7 @@ async fn cancel_at(
     gate.open();
     stage.deserted(&name).await;
     stage.deserted(&format!("{name}/second")).await;
-    let hit = *hit.lock().unwrap();
-    hit
+    *hit.lock().unwrap()
 }
 
 async fn eventually_met(met: &Gate) {
@@ -271,9 +277,20 @@ pub async fn closing_a_keeper_gives_everything_back(stage: &Stage) {
 /// last keeper's drop waits for what is posted already.
 pub async fn the_last_drop_waits_for_releases_already_posted(stage: &Stage) {
     let name = stage.name("last");
-    let keeper = stage.keeper().await;
+    let (keeper, faults) = stage.faulty().await;
     let options = stage.options().with_lease(Duration::from_secs(30));
     let guard = keeper.mutex(&name).with_options(options).lock().await.unwrap();
+    // The engine takes its time, but less than the drop waits.
+    let gate = Gate::closed();
+    let stall = gate.clone();
+    faults.plan(move |call| {
+        (call.method == Method::Release).then(|| Fault::StallBefore(stall.clone()))
+    });
+    tokio::spawn(async move {
+        gate.reached().await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        gate.open();
+    });
     tokio::task::spawn_blocking(move || {
         drop(guard);
         drop(keeper);

@@ -114,10 +114,12 @@ pub async fn held_too_long_is_lost_then_released(stage: &Stage) {
     let name = stage.name("max-hold");
     let (one, two) = (stage.keeper().await, stage.keeper().await);
     let max_hold = Duration::from_millis(400);
-    let options = stage.options().with_max_hold(max_hold);
+    // A lease so long that only a release can free the name in time.
+    let options = stage.options().with_lease(Duration::from_secs(30)).with_max_hold(max_hold);
     let start = Instant::now();
     let guard = one.mutex(&name).with_options(options).lock().await.unwrap();
-    let next = two.mutex(&name).with_options(stage.options()).lock().await.unwrap();
+    let next = two.mutex(&name).with_options(stage.options());
+    let next = within(Duration::from_secs(10), "the release", next.lock()).await.unwrap();
     assert!(!guard.is_held(), "both hold {name}");
     assert!(start.elapsed() >= max_hold);
     assert_eq!(guard.lost().await, Cause::HeldTooLong);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper::engine::Revoke;
-use lockkeeper::{Cause, ErrorKind, Keeper, Memory, Multi};
+use lockkeeper::{Cause, ErrorKind, Keeper, Memory, Multi, Released, State};
 
 use crate::stage::{Stage, within};
 
@@ -20,12 +20,16 @@ pub async fn a_multi_lock_holds_every_name_or_none(stage: &Stage) {
     }
     let _ = all.release().await.unwrap();
 
-    let busy = two.mutex(&names[1]).with_options(stage.options()).lock().await.unwrap();
+    // The last one in the order, so that the others have been got by then.
+    let busy = two.mutex(&names[0]).with_options(stage.options()).lock().await.unwrap();
     assert!(one.multi(&names).try_lock().await.unwrap().is_none());
+    for name in &names[1..] {
+        stage.deserted(name).await;
+    }
     let options = stage.options().with_wait(Duration::from_millis(200));
     let error = one.multi(&names).with_options(options).lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
-    for name in [&names[0], &names[2]] {
+    for name in &names[1..] {
         stage.deserted(name).await;
     }
     drop(busy);
@@ -60,7 +64,8 @@ pub async fn a_multi_lock_is_lost_when_any_part_is(stage: &Stage) {
     assert!(matches!(cause, Cause::Broken { .. }), "{cause:?}");
     assert!(!all.is_held());
     assert_eq!(all.check().unwrap_err().kind(), ErrorKind::Lost);
-    drop(all);
+    assert_eq!(all.state(), State::Lost(cause.clone()));
+    assert_eq!(all.release().await.unwrap(), Released::AlreadyLost(cause));
     stage.deserted(&names[0]).await;
     stage.deserted(&names[1]).await;
 }

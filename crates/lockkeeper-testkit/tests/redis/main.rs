@@ -2,6 +2,7 @@
 //! model says, and what happens when servers, connections and people fail.
 
 mod counts;
+mod failover;
 mod faults;
 mod histories;
 mod parity;

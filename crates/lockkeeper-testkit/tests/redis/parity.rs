@@ -144,7 +144,10 @@ impl Sequence {
         }
         self.wait_for_clarity().await;
         self.effects.clear();
+        // A quarter of the sequences is mostly about latches.
+        let latches = self.seed % 4 == 0 && self.random.u8(..4) > 0;
         match self.random.u8(..100) {
+            _ if latches => self.cell().await?,
             0..=41 => self.acquire().await?,
             42..=57 => self.renew().await?,
             58..=75 => self.release().await?,
@@ -237,16 +240,17 @@ impl Sequence {
     async fn cell(&mut self) -> Result<(), Unclear> {
         let keeper = self.random.usize(..self.keepers.len());
         let id = CountId(format!("id {}", self.random.u8(..4)).into());
-        let op = match self.random.u8(..9) {
+        let kinds = if self.seed % 4 == 0 && self.random.u8(..8) > 0 { 6 } else { 9 };
+        let op = match self.random.u8(..kinds) {
             0 => CellOp::Look { kind: Kind::Latch, watch: self.random.bool() },
             1 => CellOp::Look { kind: Kind::Semaphore, watch: self.random.bool() },
             2 => CellOp::Look { kind: Kind::Fence, watch: self.random.bool() },
-            3 | 4 => CellOp::SetLatch {
-                count: self.random.u32(1..3),
+            3 => CellOp::SetLatch {
+                count: self.random.u32(1..5),
                 keep: Duration::from_millis([150, 400, 60_000][self.random.usize(..3)]),
                 by: id,
             },
-            5 => CellOp::CountDown { by: id },
+            4 | 5 => CellOp::CountDown { by: id },
             6 => CellOp::RemoveLatch,
             7 => CellOp::SetCapacity { to: self.random.u32(1..4) },
             // A fence takes tokens of any engine, up to the last bit.

@@ -65,6 +65,20 @@ async fn a_node_of_a_cluster_is_told() {
     let (kind, text) = refused(&server.url()).await;
     assert_eq!(kind, ErrorKind::Invalid, "{text}");
     assert!(text.contains("cluster"), "{text}");
+    // And the other way round.
+    let single = RedisServer::start();
+    let (kind, text) = refused(&format!("redis+cluster://127.0.0.1:{}", single.port())).await;
+    assert_eq!(kind, ErrorKind::Invalid, "{text}");
+    assert!(text.contains("cluster"), "{text}");
+}
+
+#[tokio::test]
+async fn wrong_sentinels_are_told() {
+    let single = RedisServer::start();
+    let (kind, text) = refused(&format!("redis+sentinel://127.0.0.1:{}/m", single.port())).await;
+    assert_ne!(kind, ErrorKind::Unexpected, "{text}");
+    let (kind, text) = refused(&format!("redis+sentinel://127.0.0.1:{}/m", free_port())).await;
+    assert_eq!(kind, ErrorKind::Unreachable, "{text}");
 }
 
 #[tokio::test]

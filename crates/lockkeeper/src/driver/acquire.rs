@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::entry::{Entry, Phase, Tenure};
+use super::line::Line;
 use super::link::{Ask, Waiting};
 use super::{ANSWER_LIMIT, Driver, REPOLL};
 use crate::clock::Moment;
@@ -19,16 +20,15 @@ const NAG: Duration = Duration::from_secs(30);
 impl Driver {
     /// Takes in an acquisition: behind the others of this keeper, or at once.
     pub(super) fn on_ask(&mut self, ask: Ask) {
-        let queue = self.waiting.get(&ask.name);
-        if let Some(queue) = queue
+        if let Some(line) = self.waiting.get(&ask.name)
             && ask.under.is_none()
         {
-            if ask.intent == Intent::Try && self.somebody_waits(queue.front()) {
+            if ask.intent == Intent::Try && self.somebody_waits(line) {
                 let _ = ask.reply.send(Ok(None));
                 return;
             }
-            if queue.len() >= ask.terms.max_waiters as usize {
-                let text = format!("{} of this keeper wait already (max_waiters)", queue.len());
+            if line.len() >= ask.terms.max_waiters as usize {
+                let text = format!("{} of this keeper wait already (max_waiters)", line.len());
                 let _ = ask.reply.send(Err(Error::new(ErrorKind::TooMany, text)));
                 return;
             }
@@ -57,6 +57,7 @@ impl Driver {
             answer_by: ask.started + ANSWER_LIMIT,
             unsure: false,
             setbacks: 0,
+            trouble: None,
             look_at: if ask.waiting.is_some() { ask.started + TICKET / 4 } else { Moment::NEVER },
             waiting: ask.waiting,
             nag_at: ask.started + NAG,
@@ -67,15 +68,15 @@ impl Driver {
             // It holds beside the claim it steps down from: no queue concerns it.
             self.ask(ask.number);
         } else {
-            self.waiting.entry(name.clone()).or_default().push_back(ask.number);
+            self.waiting.entry(name.clone()).or_default().join(ask.number, ask.intent);
             self.advance(&name);
         }
         self.schedule(ask.number);
     }
 
     /// Whether the head of a local queue has been told to wait.
-    fn somebody_waits(&self, head: Option<&u64>) -> bool {
-        let head = head.and_then(|number| self.entries.get(number));
+    fn somebody_waits(&self, line: &Line) -> bool {
+        let head = line.head().and_then(|number| self.entries.get(&number));
         head.is_some_and(|entry| match entry.phase {
             Phase::Queued { .. } => true,
             Phase::Again { .. } => entry.answer_by == Moment::NEVER,
@@ -85,27 +86,22 @@ impl Driver {
 
     /// Lets the head of a local queue contend; readers or permits go together.
     pub(super) fn advance(&mut self, name: &LockName) {
-        let Some(queue) = self.waiting.get(name) else { return };
-        if queue.is_empty() {
-            self.waiting.remove(name);
-            return;
-        }
-        let mut lead = None;
-        let mut run = Vec::new();
-        for &number in queue {
-            let Some(entry) = self.entries.get(&number) else { continue };
-            let mode = entry.claim.mode;
-            if lead.is_some_and(|lead| !mode.goes_with(lead)) {
-                break;
+        while let Some(line) = self.waiting.get_mut(name) {
+            let Some((last, next)) = line.frontier() else {
+                if line.len() == 0 {
+                    self.waiting.remove(name);
+                }
+                return;
+            };
+            let mode = |number| self.entries.get(&number).map(|entry| entry.claim.mode);
+            if let (Some(last), Some(next)) = (last.and_then(mode), mode(next))
+                && !next.goes_with(last)
+            {
+                return;
             }
-            lead = Some(mode);
-            if matches!(entry.phase, Phase::Local) {
-                run.push(number);
-            }
-        }
-        for number in run {
-            self.ask(number);
-            self.schedule(number);
+            line.advance();
+            self.ask(next);
+            self.schedule(next);
         }
     }
 
@@ -153,9 +149,20 @@ impl Driver {
                 let at = self.clock.now() + backoff(entry.setbacks);
                 entry.phase = Phase::Again { at };
                 tracing::debug!(name = %entry.claim.name, %error, "no answer; asking again");
+                entry.trouble = Some(error);
                 self.schedule(number);
             }
-            Err(error) => self.fail(number, error),
+            Err(error) => {
+                // The question has been answered: with a refusal there is
+                // nothing at the engine, unless an earlier one may still arrive.
+                let unsure = entry.unsure;
+                self.tell(number, error);
+                if unsure {
+                    self.end(number, None);
+                } else {
+                    self.leave(number);
+                }
+            }
         }
     }
 
@@ -169,17 +176,22 @@ impl Driver {
         }
     }
 
-    fn wait(&mut self, number: u64, place: Place) {
+    fn wait(&mut self, number: u64, mut place: Place) {
+        let now = self.clock.now();
         let Some(entry) = self.entries.get_mut(&number) else { return };
-        let early = match entry.phase {
-            Phase::Asking { early, .. } => early,
-            _ => None,
+        let (early, news) = match entry.phase {
+            Phase::Asking { early, nudged } => (early, nudged),
+            Phase::Queued { nudged, .. } => (None, nudged),
+            _ => (None, false),
         };
+        if news {
+            place.renew_at = now;
+        }
         if matches!(entry.phase, Phase::Asking { .. }) {
             tracing::debug!(name = %entry.claim.name, ahead = ?place.ahead, "wait");
         }
         entry.setbacks = 0;
-        entry.phase = Phase::Queued { place, due: false };
+        entry.phase = Phase::Queued { place, due: false, nudged: false };
         let name = entry.claim.name.clone();
         if let Some((ticket, token)) = early {
             self.hand_over(number, ticket, token);
@@ -211,16 +223,11 @@ impl Driver {
 
     /// Answers the tries behind a claim that waits: they never overtake.
     fn refuse_tries(&mut self, name: &LockName) {
-        let Some(queue) = self.waiting.get(name) else { return };
-        if !self.somebody_waits(queue.front()) {
+        let Some(line) = self.waiting.get(name) else { return };
+        if !self.somebody_waits(line) {
             return;
         }
-        let is_try = |number: &u64| {
-            let entry = self.entries.get(number);
-            entry.is_some_and(|e| e.intent == Intent::Try && matches!(e.phase, Phase::Local))
-        };
-        let tries: Vec<u64> = queue.iter().copied().filter(is_try).collect();
-        for number in tries {
+        for number in line.idle_tries() {
             self.answer(number, Ok(None));
             self.leave(number);
         }
@@ -236,6 +243,10 @@ impl Driver {
         let was_unsure = std::mem::take(&mut entry.unsure);
         entry.claim = Arc::new(claim);
         entry.setbacks += 1;
+        if entry.intent == Intent::Try {
+            // No deadline bounds it, only this.
+            entry.answer_by = now + ANSWER_LIMIT;
+        }
         let pause = if entry.setbacks == 1 { Duration::ZERO } else { backoff(entry.setbacks) };
         entry.phase = Phase::Again { at: now + pause };
         tracing::debug!(name = %old.name, "the place is gone; queueing anew");
@@ -272,10 +283,11 @@ impl Driver {
         // A beat of the ticket may be under way or about to leave; whatever it
         // was sent for, its answer is the next one to come.
         let due = matches!(entry.phase, Phase::Queued { due: true, .. });
+        let news = matches!(entry.phase, Phase::Asking { nudged: true, .. });
         entry.phase = Phase::Held(Tenure {
             shared: shared.clone(),
             granted_at: now,
-            renew_at: grant.renew_at,
+            renew_at: if news { now } else { grant.renew_at },
             shard: grant.shard,
             due,
             at_risk: false,
@@ -309,13 +321,13 @@ impl Driver {
     fn hand_over(&mut self, number: u64, ticket: u64, token: Option<Token>) {
         let now = self.clock.now();
         let Some(entry) = self.entries.get_mut(&number) else { return };
-        let Phase::Queued { place, .. } = &mut entry.phase else { return };
+        let Phase::Queued { place, due, nudged } = &mut entry.phase else { return };
         if place.ticket != ticket {
             return;
         }
         // Either way it is confirmed at once. With little left, the guard
         // waits for that, so that it is not lost as soon as it is given.
-        place.renew_at = now;
+        (place.renew_at, *nudged) = (now, *due);
         if place.until.since(now) < TICKET / 4 {
             self.schedule(number);
             return;
@@ -332,7 +344,7 @@ impl Driver {
         }
         match &mut entry.phase {
             Phase::Again { at } => *at = now,
-            Phase::Queued { place, .. } => place.renew_at = now,
+            Phase::Queued { place, due, nudged } => (place.renew_at, *nudged) = (now, *due),
             Phase::Asking { nudged, .. } => *nudged = true,
             _ => {}
         }
@@ -341,16 +353,17 @@ impl Driver {
 
     /// Acts on a standing that the engine pushed.
     pub(super) fn on_standing(&mut self, claim: ClaimId, standing: Standing) {
-        let Some(entry) = self.entries.get(&claim.number) else { return };
+        let Some(entry) = self.entries.get_mut(&claim.number) else { return };
         if entry.claim.id != claim {
             return;
         }
-        match (&entry.phase, standing) {
+        match (&mut entry.phase, standing) {
             (Phase::Queued { .. } | Phase::Again { .. }, standing) => {
                 self.take(claim.number, standing);
             }
             (Phase::Held(_), standing) => self.on_kept(claim.number, standing),
-            // An answer is under way that knows at least as much.
+            // An answer is under way, which may be older than this.
+            (Phase::Asking { nudged, .. }, _) => *nudged = true,
             _ => {}
         }
     }
@@ -362,8 +375,8 @@ impl Driver {
         let waited = now.since(entry.started);
         if entry.reply.is_some() && entry.deadline.min(entry.answer_by) <= now {
             if !answered {
-                let text = format!("no answer within {waited:?}");
-                return self.fail(number, Error::new(ErrorKind::Unreachable, text));
+                let error = no_answer(waited, entry.trouble.take());
+                return self.fail(number, error);
             }
             if entry.deadline <= now {
                 let text = format!("not free within {waited:?}");
@@ -382,7 +395,7 @@ impl Driver {
         let name = entry.claim.name.clone();
         match &mut entry.phase {
             Phase::Again { at } if *at <= now => self.ask(number),
-            Phase::Queued { place, due } if place.renew_at <= now && !*due => {
+            Phase::Queued { place, due, .. } if place.renew_at <= now && !*due => {
                 *due = true;
                 let (shard, until) = (place.shard, place.until);
                 self.shards.entry(shard).or_default().add(until, number);
@@ -402,8 +415,8 @@ impl Driver {
         if !matches!(entry.phase, Phase::Local) {
             return entry.answer_by == Moment::NEVER;
         }
-        let head = self.waiting.get(&entry.claim.name).and_then(|queue| queue.front());
-        let head = head.and_then(|head| self.entries.get(head));
+        let head = self.waiting.get(&entry.claim.name).and_then(Line::head);
+        let head = head.and_then(|head| self.entries.get(&head));
         head.is_some_and(|head| head.answer_by == Moment::NEVER)
             || self.last_answer + ANSWER_LIMIT > now
     }
@@ -429,9 +442,8 @@ impl Driver {
     /// How many claims stand before an entry: in the engine's queue before
     /// this keeper's contender, and between the two in the keeper's own.
     fn ahead(&self, entry: &Entry, status: &Status) -> u32 {
-        let queue = self.waiting.get(&entry.claim.name);
-        let local = queue.into_iter().flatten();
-        let local = local.take_while(|&&number| number != entry.claim.id.number).count();
+        let line = self.waiting.get(&entry.claim.name);
+        let local = line.map_or(0, |line| line.before(entry.claim.id.number));
         let own = |claim: ClaimId| claim.keeper == self.keeper;
         let engine = status.waiters.iter().take_while(|waiter| !own(waiter.claim)).count();
         u32::try_from(local + engine).unwrap_or(u32::MAX)
@@ -439,10 +451,14 @@ impl Driver {
 
     /// Ends an acquisition with an error.
     fn fail(&mut self, number: u64, error: Error) {
+        self.tell(number, error);
+        self.give_up(number);
+    }
+
+    fn tell(&mut self, number: u64, error: Error) {
         let Some(entry) = self.entries.get(&number) else { return };
         let error = error.about(&entry.claim.name).during("lock").on(&self.info.label);
         self.answer(number, Err(error));
-        self.give_up(number);
     }
 
     pub(super) fn answer(&mut self, number: u64, answer: Result<Option<Hold>>) {
@@ -488,13 +504,20 @@ impl Driver {
 
     /// Takes an entry out of its local queue and lets the next one contend.
     pub(super) fn drop_from_queue(&mut self, number: u64, name: &LockName) {
-        let Some(queue) = self.waiting.get_mut(name) else { return };
-        if queue.front() == Some(&number) {
-            queue.pop_front();
-        } else {
-            queue.retain(|&other| other != number);
+        if self.waiting.get_mut(name).is_some_and(|line| line.leave(number)) {
+            self.advance(name);
         }
-        self.advance(name);
+    }
+}
+
+/// The error of an acquisition that nobody answered, with what is known of why.
+fn no_answer(waited: Duration, trouble: Option<Error>) -> Error {
+    match trouble.filter(|trouble| trouble.kind() == ErrorKind::Unreachable) {
+        Some(trouble) => {
+            let text = format!("no answer within {waited:?}: {trouble}");
+            Error::new(ErrorKind::Unreachable, text).because(trouble)
+        }
+        None => Error::new(ErrorKind::Unreachable, format!("no answer within {waited:?}")),
     }
 }
 

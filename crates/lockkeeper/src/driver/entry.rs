@@ -8,7 +8,7 @@ use super::link::{Terms, Waiting};
 use crate::cause::Cause;
 use crate::clock::Moment;
 use crate::engine::{Claim, Intent, Place};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::hold::{Hold, Released, Shared};
 use crate::token::Token;
 
@@ -27,6 +27,8 @@ pub(super) struct Entry {
     pub(super) unsure: bool,
     /// How often in a row the engine did not answer, or the claim was gone.
     pub(super) setbacks: u32,
+    /// What the engine last said instead of an answer.
+    pub(super) trouble: Option<Error>,
     pub(super) waiting: Option<watch::Sender<Option<Waiting>>>,
     /// When to look whom it waits for.
     pub(super) look_at: Moment,
@@ -43,13 +45,18 @@ pub(super) enum Phase {
     Asking {
         /// A hand-over that overtook the answer: its ticket and token.
         early: Option<(u64, Option<Token>)>,
-        /// A nudge that overtook the answer.
+        /// News that overtook the answer, which may not know of it.
         nudged: bool,
     },
     /// To be asked again then: no answer, busy, or a new claim.
     Again { at: Moment },
     /// In the engine's queue.
-    Queued { place: Place, due: bool },
+    Queued {
+        place: Place,
+        due: bool,
+        /// News that came while a beat was due or under way.
+        nudged: bool,
+    },
     /// Granted.
     Held(Tenure),
     /// Being given back.
@@ -104,6 +111,11 @@ impl Entry {
         !matches!(self.phase, Phase::Held(_) | Phase::Ending(_))
     }
 
+    /// Whether its caller is gone, but not yet what it may have at the engine.
+    pub(super) fn is_orphan(&self) -> bool {
+        matches!(self.phase, Phase::Asking { .. }) && self.reply.is_none()
+    }
+
     /// The earliest moment at which something is to be done for it.
     pub(super) fn next_wake(&self) -> Moment {
         let patience = || {
@@ -117,7 +129,7 @@ impl Entry {
         match &self.phase {
             Phase::Local | Phase::Asking { .. } => patience(),
             Phase::Again { at } => patience().min(*at),
-            Phase::Queued { place, due } => {
+            Phase::Queued { place, due, .. } => {
                 patience().min(if *due { Moment::NEVER } else { place.renew_at })
             }
             Phase::Held(tenure) => tenure.next_wake(),
@@ -129,7 +141,9 @@ impl Entry {
 impl Tenure {
     fn next_wake(&self) -> Moment {
         if self.shared.cause().is_some() {
-            return Moment::NEVER;
+            // The guard may have seen its end first: who asked is still to be told.
+            let told = self.verifies.is_empty() && self.verifying.is_empty();
+            return if told { Moment::NEVER } else { Moment::default() };
         }
         let risk = if self.at_risk { Moment::NEVER } else { self.shared.at_risk_at() };
         let renew = if self.due { Moment::NEVER } else { self.renew_at };

@@ -34,6 +34,10 @@ impl Shard {
         self.due.insert((deadline, number));
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.due.len()
+    }
+
     /// When its next renewal can go out.
     pub(super) fn next_try(&self) -> Moment {
         if self.under_way || self.due.is_empty() { Moment::NEVER } else { self.pause_until }
@@ -56,8 +60,8 @@ impl Driver {
         let Some(entry) = self.entries.get_mut(&number) else { return };
         let name = entry.claim.name.clone();
         let Phase::Held(tenure) = &mut entry.phase else { return };
-        if tenure.shared.cause().is_some() {
-            return;
+        if let Some(cause) = tenure.shared.cause().cloned() {
+            return self.lose(number, cause);
         }
         if tenure.max_hold_at <= now {
             self.lose(number, Cause::HeldTooLong);
@@ -101,17 +105,21 @@ impl Driver {
         let mut batch = Vec::new();
         let mut limit = ANSWER_LIMIT;
         let Some(shard) = self.shards.get_mut(&id) else { return (batch, limit) };
+        // An engine that took longer the last time is given longer: it may be
+        // slow, and a beat that is always cut short would cost every grant
+        // that shares its batch.
+        let patience = 1 << shard.failures.min(3);
         while batch.len() < BATCH
             && let Some((_, number)) = shard.due.pop_first()
         {
             let Some(entry) = self.entries.get_mut(&number) else { continue };
             let belief = match &mut entry.phase {
                 Phase::Queued { place, .. } => {
-                    limit = limit.min(TICKET / 2);
+                    limit = limit.min(TICKET / 2 * patience);
                     Belief::Queued { ticket: place.ticket }
                 }
                 Phase::Held(tenure) if tenure.shared.cause().is_none() => {
-                    limit = limit.min(entry.claim.lease / 2);
+                    limit = limit.min(entry.claim.lease / 2 * patience);
                     tenure.verifying.append(&mut tenure.verifies);
                     Belief::Held { token: tenure.shared.token }
                 }
@@ -216,8 +224,8 @@ impl Driver {
                     let _ = verify.send(Err(error.clone()));
                 }
             }
-            Phase::Queued { place, due } => {
-                *due = false;
+            Phase::Queued { place, due, nudged } => {
+                (*due, *nudged) = (false, false);
                 place.renew_at = now;
             }
             _ => return,
@@ -260,10 +268,8 @@ impl Driver {
     pub(super) fn on_link(&mut self, id: u32, up: bool) {
         let now = self.clock.now();
         let of_shard = |tenure: &Tenure| tenure.shard == id;
-        if up {
-            if let Some(shard) = self.shards.get_mut(&id) {
-                (shard.failures, shard.pause_until) = (0, Moment::default());
-            }
+        if up && let Some(shard) = self.shards.get_mut(&id) {
+            (shard.failures, shard.pause_until) = (0, Moment::default());
         }
         let mut touched = Vec::new();
         for (&number, entry) in &mut self.entries {

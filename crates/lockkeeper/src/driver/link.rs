@@ -35,6 +35,33 @@ pub(crate) enum Message {
     Flush(std::sync::mpsc::SyncSender<()>),
     /// Give back everything and end.
     Close { reply: oneshot::Sender<Result<()>> },
+    /// Say how much is in hand.
+    Measure(oneshot::Sender<Footprint>),
+}
+
+/// How much a driver has in hand; for tests that nothing is left in it.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// Acquisitions and grants, and claims that are being given back.
+    pub entries: usize,
+    /// Names with a local queue.
+    pub queues: usize,
+    /// Deadlines of entries.
+    pub wakes: usize,
+    /// Engine calls under way.
+    pub flights: usize,
+    /// Claims whose renewal is due.
+    pub due: usize,
+    /// Latches that somebody waits for.
+    pub watches: usize,
+}
+
+impl Footprint {
+    /// Whether there is nothing left.
+    pub fn is_empty(&self) -> bool {
+        *self == Footprint::default()
+    }
 }
 
 /// The terms of a lock, worked out from its options once per handle.
@@ -146,6 +173,9 @@ impl Link {
         self.post(Message::Call(call)).map_err(|error| error.during(operation))?;
         match answer.await {
             Ok(answer) => answer.map_err(|error| error.during(operation).on(&self.info.label)),
+            Err(_) if self.inbox.is_closed() => {
+                Err(invalid("the keeper is closed").during(operation).on(&self.info.label))
+            }
             Err(_) => {
                 Err(Error::new(ErrorKind::Unexpected, "the call broke off; the log says why")
                     .during(operation)

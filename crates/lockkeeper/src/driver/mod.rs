@@ -5,6 +5,7 @@
 //! plain data that only this future touches:
 //!
 //! - [`entry`]: one acquisition, from its message to the end of its claim;
+//! - [`line`]: the acquisitions that wait for one name, in order;
 //! - [`acquire`]: local queues, asking, waiting, granting;
 //! - [`keep`]: keep-alive, earliest deadline first, in batches per shard;
 //! - [`release`]: giving back, until it is answered or the lease is over;
@@ -14,6 +15,7 @@ mod acquire;
 mod entry;
 mod flight;
 mod keep;
+mod line;
 pub(crate) mod link;
 mod release;
 
@@ -39,7 +41,8 @@ use entry::Entry;
 pub(crate) use flight::limited;
 use flight::{Done, Flight};
 use keep::Shard;
-use link::{Link, Message};
+use line::Line;
+use link::{Footprint, Link, Message};
 
 /// How long an engine may take to answer one call, and to be reached at all.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(5);
@@ -66,7 +69,7 @@ pub(crate) struct Driver {
 
     entries: HashMap<u64, Entry>,
     /// Per name, the acquisitions of this keeper that do not hold yet, in order.
-    waiting: HashMap<LockName, VecDeque<u64>>,
+    waiting: HashMap<LockName, Line>,
     shards: HashMap<u32, Shard>,
     /// When to look at which entry.
     wakes: BTreeSet<(Moment, u64)>,
@@ -214,6 +217,9 @@ impl Driver {
             Message::Call(call) => self.start_call(call),
             Message::Flush(sender) => self.flushes.push(sender),
             Message::Close { reply } => self.on_close(reply),
+            Message::Measure(reply) => {
+                let _ = reply.send(self.footprint());
+            }
         }
     }
 
@@ -239,6 +245,17 @@ impl Driver {
             Done::Released { number, result } => self.on_released(number, result),
             Done::Inspected { number, result } => self.on_inspected(number, result),
             Done::Called => {}
+        }
+    }
+
+    fn footprint(&self) -> Footprint {
+        Footprint {
+            entries: self.entries.len(),
+            queues: self.waiting.len(),
+            wakes: self.wakes.len(),
+            flights: self.flights.len(),
+            due: self.shards.values().map(Shard::len).sum(),
+            watches: self.cells.lock().unwrap_or_else(PoisonError::into_inner).len(),
         }
     }
 
@@ -279,7 +296,11 @@ impl Driver {
 
     /// Whether there is nothing left to do, ever.
     fn is_over(&mut self) -> bool {
-        if self.ending == 0 {
+        // Looked at all of them only while somebody waits for it.
+        if self.ending == 0
+            && !self.flushes.is_empty()
+            && !self.entries.values().any(Entry::is_orphan)
+        {
             for flush in self.flushes.drain(..) {
                 let _ = flush.send(());
             }

@@ -59,11 +59,13 @@ impl Driver {
             }
             _ => {}
         }
-        let name = entry.claim.name.clone();
+        let waits_for = entry.is_waiting().then(|| entry.claim.name.clone());
         entry.reply = None;
         entry.phase = Phase::Ending(ending);
         self.ending += 1;
-        self.drop_from_queue(number, &name);
+        if let Some(name) = waits_for {
+            self.drop_from_queue(number, &name);
+        }
         self.try_release(number, now);
     }
 
@@ -88,6 +90,7 @@ impl Driver {
             answer_by: Moment::NEVER,
             unsure: true,
             setbacks: 0,
+            trouble: None,
             waiting: None,
             look_at: Moment::NEVER,
             nag_at: Moment::NEVER,

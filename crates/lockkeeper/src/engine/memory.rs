@@ -124,12 +124,13 @@ impl Names {
         self.effects.clear();
         if !self.records.contains_key(name) {
             self.forget_idle(now);
-            self.records.insert(name.clone(), Record::default());
         }
-        let mut unused = Record::default();
-        let record = self.records.get_mut(name).unwrap_or(&mut unused);
+        // A name that was forgotten goes on above its tokens, also where the
+        // model grants without being asked: from a queue behind readers.
+        let unused = Record { counter: self.floor, ..Record::default() };
+        let record = self.records.entry(name.clone()).or_insert_with(|| unused.clone());
         let answer = step(record, self.floor, &mut self.effects);
-        if *record == Record::default() {
+        if *record == unused {
             self.records.remove(name);
         }
         self.push(name);
@@ -209,6 +210,7 @@ impl Engine for MemoryEngine {
             caveat: "locks and tokens end with the process".into(),
             kinds: vec![Kind::Mutex, Kind::ReadWrite, Kind::Semaphore, Kind::Latch, Kind::Fence],
             min_lease: LockOptions::MIN_LEASE,
+            lingers: false,
         }
     }
 

@@ -2,7 +2,8 @@
 -- It follows lockkeeper's model step by step (src/model/claims.rs).
 --
 -- ARGV[1]  the prefix of push channels; a claim's first 32 characters, its
---          keeper's id, complete it
+--          keeper's id, complete it. With a hash tag in it, the channels are
+--          those of a cluster's slot.
 --
 -- Keys beside the record, all with a time to live, all gone when empty:
 --   :q :e :t   the queue: claim -> ticket, claim -> end of its life, claim -> details
@@ -12,6 +13,7 @@
 --   :d :c      the latch or fence; keepers to tell of its changes -> end of the wish
 
 local CHANNEL = ARGV[1]
+local PUBLISH = string.find(CHANNEL, '{', 1, true) and 'SPUBLISH' or 'PUBLISH'
 local Q, E, T = K .. ':q', K .. ':e', K .. ':t'
 local L, H = K .. ':l', K .. ':h'
 local X, Y = K .. ':x', K .. ':y'
@@ -53,7 +55,7 @@ end
 
 -- Tells a claim's keeper.
 local function push(claim, text)
-  redis.call('PUBLISH', CHANNEL .. string.sub(claim, 1, 32), text)
+  redis.call(PUBLISH, CHANNEL .. string.sub(claim, 1, 32), text)
 end
 
 -- Lets a key live until `ends`, and a little longer; never shortens.

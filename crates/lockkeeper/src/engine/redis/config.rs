@@ -13,6 +13,8 @@ use crate::error::{Error, Result, invalid};
 
 /// The port of a URL that names none.
 const PORT: u16 = 6379;
+/// The port of a sentinel that a URL names without one.
+const SENTINEL_PORT: u16 = 26379;
 /// The start of every key and channel unless the URL says otherwise.
 const PREFIX: &str = "lk:";
 /// The longest prefix, in bytes.
@@ -24,10 +26,14 @@ const MAX_PREFIX: usize = 128;
 /// |---|---|
 /// | `redis://[user:password@]host[:port][/database]` | one server, over TCP |
 /// | `redis+unix:///path/to/socket` | one server, over a Unix socket |
+/// | `redis+sentinel://[user:password@]h1[:port],h2,…/master[/database]` | the master that these sentinels name |
+/// | `redis+cluster://[user:password@]h1[:port],h2,…` | a cluster, found through any of these nodes |
+/// | `rediss://`, `rediss+sentinel://`, `rediss+cluster://` | the same, encrypted (feature `tls`) |
 ///
 /// Parameters after `?`: `prefix` (of all keys and channels, `lk:`), `connect` and
-/// `command` (limits as in `300ms` or `2s`, one second each), `db`, `user`, `password`.
-/// Reserved characters in any part are written as `%XX`.
+/// `command` (limits as in `300ms` or `2s`, one second each), `db`, `user`, `password`,
+/// `sentinel_user` and `sentinel_password`, and `ca` (a file of certificates to trust
+/// instead of the system's). Reserved characters in any part are written as `%XX`.
 ///
 /// # Examples
 /// ```no_run
@@ -43,20 +49,42 @@ const MAX_PREFIX: usize = 128;
 /// ```
 #[derive(Clone)]
 pub struct Redis {
-    pub(super) place: Place,
+    pub(super) topology: Topology,
     pub(super) user: Option<String>,
     pub(super) password: Option<String>,
+    pub(super) sentinel_user: Option<String>,
+    pub(super) sentinel_password: Option<String>,
     pub(super) database: u32,
     pub(super) prefix: String,
     pub(super) connect: Duration,
     pub(super) command: Duration,
+    pub(super) tls: bool,
+    pub(super) ca: Option<PathBuf>,
 }
 
-/// Where the server listens.
+/// Which servers there are.
 #[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Topology {
+    Single(Place),
+    Sentinel { sentinels: Vec<Place>, master: String },
+    Cluster { nodes: Vec<Place> },
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Place {
     Tcp { host: String, port: u16 },
     Unix(PathBuf),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Place::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Place::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
 }
 
 impl Redis {
@@ -69,12 +97,12 @@ impl Redis {
         if host.is_empty() {
             return Err(bad("a redis URL needs a host"));
         }
-        Ok(Redis::new(Place::Tcp { host, port }))
+        Ok(Redis::new(Topology::Single(Place::Tcp { host, port })))
     }
 
     /// The server behind a Unix socket.
     pub fn at_socket(path: impl Into<PathBuf>) -> Self {
-        Redis::new(Place::Unix(path.into()))
+        Redis::new(Topology::Single(Place::Unix(path.into())))
     }
 
     /// Reads a URL.
@@ -85,28 +113,56 @@ impl Redis {
     pub fn parse(url: &str) -> Result<Self> {
         let (scheme, rest) = url.split_once("://").ok_or_else(|| bad("not a redis URL"))?;
         let (body, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let mut redis = match scheme {
-            "redis" => Redis::parse_tcp(body)?,
-            "redis+unix" => Redis::parse_unix(body)?,
+        let (scheme, tls) = match scheme.strip_prefix("rediss") {
+            Some(rest) => (format!("redis{rest}"), true),
+            None => (scheme.to_owned(), false),
+        };
+        let mut redis = match scheme.as_str() {
+            "redis" | "redis+sentinel" | "redis+cluster" => Redis::parse_tcp(&scheme, body)?,
+            "redis+unix" if !tls => Redis::parse_unix(body)?,
             _ => return Err(bad("not a redis URL")),
         };
+        if tls && cfg!(not(feature = "tls")) {
+            return Err(bad("this program is built without encryption (feature tls)"));
+        }
+        redis.tls = tls;
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             redis = redis.with_parameter(key, &decode(value)?)?;
         }
+        if matches!(redis.topology, Topology::Cluster { .. }) && redis.database != 0 {
+            return Err(bad("a cluster has no databases but 0"));
+        }
         Ok(redis)
     }
 
-    fn parse_tcp(body: &str) -> Result<Self> {
+    fn parse_tcp(scheme: &str, body: &str) -> Result<Self> {
         // The last @: an unescaped one in a password is wrong, but must not
         // make half of the password a host name.
         let (login, body) = match body.rsplit_once('@') {
             Some((login, body)) => (Some(login), body),
             None => (None, body),
         };
-        let (place, database) = body.split_once('/').unwrap_or((body, ""));
-        let (host, port) = host_and_port(place)?;
-        let mut redis = Redis::at(host, port)?;
+        let (hosts, path) = body.split_once('/').unwrap_or((body, ""));
+        let port = if scheme == "redis+sentinel" { SENTINEL_PORT } else { PORT };
+        let places: Vec<Place> =
+            hosts.split(',').map(|place| tcp(place, port)).collect::<Result<_>>()?;
+        let (topology, database) = match scheme {
+            "redis+sentinel" => {
+                let (master, database) = path.split_once('/').unwrap_or((path, ""));
+                let master = decode(master)?;
+                if master.is_empty() {
+                    return Err(bad("a sentinel URL ends in the name of its master"));
+                }
+                (Topology::Sentinel { sentinels: places, master }, database)
+            }
+            "redis+cluster" => (Topology::Cluster { nodes: places }, path),
+            _ => match <[Place; 1]>::try_from(places) {
+                Ok([place]) => (Topology::Single(place), path),
+                Err(_) => return Err(bad("redis:// names one server; see redis+cluster://")),
+            },
+        };
+        let mut redis = Redis::new(topology);
         if !database.is_empty() {
             redis = redis.with_parameter("db", &decode(database)?)?;
         }
@@ -137,23 +193,33 @@ impl Redis {
             "command" => Ok(self.with_command_limit(span("command", value)?)),
             "user" => Ok(Redis { user: filled(value.to_owned()), ..self }),
             "password" => Ok(Redis { password: filled(value.to_owned()), ..self }),
+            "sentinel_user" => Ok(Redis { sentinel_user: filled(value.to_owned()), ..self }),
+            "sentinel_password" => {
+                Ok(Redis { sentinel_password: filled(value.to_owned()), ..self })
+            }
+            "ca" if self.tls => Ok(Redis { ca: Some(value.into()), ..self }),
+            "ca" => Err(bad("certificates are for encrypted connections: rediss://")),
             // It may be a secret that lost its name, so it is not repeated.
             _ => Err(bad(
-                "a redis URL has no such parameter; there are prefix, connect, command, db, user \
-                 and password",
+                "a redis URL has no such parameter; there are prefix, connect, command, db, user, \
+                 password, sentinel_user, sentinel_password and ca",
             )),
         }
     }
 
-    fn new(place: Place) -> Self {
+    fn new(topology: Topology) -> Self {
         Redis {
-            place,
+            topology,
             user: None,
             password: None,
+            sentinel_user: None,
+            sentinel_password: None,
             database: 0,
             prefix: PREFIX.to_owned(),
             connect: Duration::from_secs(1),
             command: Duration::from_secs(1),
+            tls: false,
+            ca: None,
         }
     }
 
@@ -207,17 +273,23 @@ impl Connect for Redis {
             PREFIX => String::new(),
             other => format!("prefix={}", encode(other)),
         };
-        match &self.place {
-            Place::Tcp { host, port } => {
-                let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
-                let prefix = if prefix.is_empty() { prefix } else { format!("?{prefix}") };
-                format!("redis://{host}:{port}/{}{prefix}", self.database).into()
+        let scheme = if self.tls { "rediss" } else { "redis" };
+        let listed = |places: &[Place]| {
+            let places: Vec<String> = places.iter().map(Place::to_string).collect();
+            places.join(",")
+        };
+        let (base, sign) = match &self.topology {
+            Topology::Single(Place::Unix(path)) => {
+                (format!("redis+unix://{}?db={}", path.display(), self.database), '&')
             }
-            Place::Unix(path) => {
-                let prefix = if prefix.is_empty() { prefix } else { format!("&{prefix}") };
-                format!("redis+unix://{}?db={}{prefix}", path.display(), self.database).into()
+            Topology::Single(place) => (format!("{scheme}://{place}/{}", self.database), '?'),
+            Topology::Sentinel { sentinels, master } => {
+                let (hosts, master) = (listed(sentinels), encode(master));
+                (format!("{scheme}+sentinel://{hosts}/{master}/{}", self.database), '?')
             }
-        }
+            Topology::Cluster { nodes } => (format!("{scheme}+cluster://{}", listed(nodes)), '?'),
+        };
+        if prefix.is_empty() { base.into() } else { format!("{base}{sign}{prefix}").into() }
     }
 
     async fn open(&self, seat: Seat) -> Result<Arc<dyn Engine>> {
@@ -239,20 +311,26 @@ fn filled(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-fn host_and_port(place: &str) -> Result<(String, u16)> {
+/// Reads `host`, `host:port`, `[address]` or `[address]:port`.
+pub(super) fn tcp(place: &str, default: u16) -> Result<Place> {
     let port = |text: &str| text.parse().map_err(|_| bad("a port is a number up to 65535"));
-    if let Some(rest) = place.strip_prefix('[') {
+    let (host, port) = if let Some(rest) = place.strip_prefix('[') {
         let (host, rest) = rest.split_once(']').ok_or_else(|| bad("an address lacks its ]"))?;
-        return match rest.strip_prefix(':') {
-            Some(text) => Ok((host.to_owned(), port(text)?)),
-            None if rest.is_empty() => Ok((host.to_owned(), PORT)),
-            None => Err(bad("there is something between an address and its port")),
-        };
+        match rest.strip_prefix(':') {
+            Some(text) => (host.to_owned(), port(text)?),
+            None if rest.is_empty() => (host.to_owned(), default),
+            None => return Err(bad("there is something between an address and its port")),
+        }
+    } else {
+        match place.split_once(':') {
+            Some((host, text)) => (decode(host)?, port(text)?),
+            None => (decode(place)?, default),
+        }
+    };
+    if host.is_empty() {
+        return Err(bad("a redis URL needs a host"));
     }
-    match place.split_once(':') {
-        Some((host, text)) => Ok((decode(host)?, port(text)?)),
-        None => Ok((decode(place)?, PORT)),
-    }
+    Ok(Place::Tcp { host, port })
 }
 
 /// Reads `250ms`, `2s` or `1m`.
@@ -315,7 +393,7 @@ mod tests {
     fn a_url_names_everything() {
         let url = "redis://me:p%40ss@[::1]:7000/3?prefix=shop%3A&connect=300ms&command=2s";
         let redis = Redis::parse(url).unwrap();
-        assert_eq!(redis.place, Place::Tcp { host: "::1".to_owned(), port: 7000 });
+        assert_eq!(redis.topology, Topology::Single(tcp("[::1]:7000", PORT).unwrap()));
         assert_eq!(redis.user.as_deref(), Some("me"));
         assert_eq!(redis.password.as_deref(), Some("p@ss"));
         assert_eq!((redis.database, redis.prefix.as_str()), (3, "shop:"));
@@ -327,12 +405,23 @@ mod tests {
     #[test]
     fn a_short_url_has_defaults() {
         let redis = Redis::parse("redis://host").unwrap();
-        assert_eq!(redis.place, Place::Tcp { host: "host".to_owned(), port: PORT });
+        assert_eq!(redis.topology, Topology::Single(tcp("host", PORT).unwrap()));
         assert_eq!(&*redis.label(), "redis://host:6379/0");
         let redis = Redis::parse("redis+unix:///run/r.sock?db=2").unwrap();
-        assert_eq!(redis.place, Place::Unix("/run/r.sock".into()));
+        assert_eq!(redis.topology, Topology::Single(Place::Unix("/run/r.sock".into())));
         assert_eq!(&*redis.label(), "redis+unix:///run/r.sock?db=2");
         assert_eq!(Redis::parse("redis://:pw@h").unwrap().password.as_deref(), Some("pw"));
+    }
+
+    #[test]
+    fn several_servers_are_named_by_one_url() {
+        let redis = Redis::parse("redis+sentinel://:pw@a,b:1,[::1]/main/2").unwrap();
+        assert_eq!(redis.database, 2);
+        let label = "redis+sentinel://a:26379,b:1,[::1]:26379/main/2";
+        assert_eq!(&*redis.label(), label);
+        assert_eq!(&*Redis::parse(label).unwrap().label(), label);
+        let redis = Redis::parse("redis+cluster://u:pw@a:7000,b?prefix=x").unwrap();
+        assert_eq!(&*redis.label(), "redis+cluster://a:7000,b:6379?prefix=x");
     }
 
     #[test]
@@ -349,6 +438,12 @@ mod tests {
             "redis://u:hunter2%@h",
             "redis://u:hunter2@h?prefix={hunter2}",
             "redis+unix://run/hunter2",
+            "redis://u:hunter2@a,b",
+            "redis+sentinel://u:hunter2@a,b",
+            "redis+cluster://u:hunter2@a,b/3",
+            "redis+cluster://u:hunter2@a,,b",
+            "redis://u:hunter2@h?ca=hunter2",
+            "redis+what://u:hunter2@h",
         ] {
             let error = Redis::parse(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{url}");

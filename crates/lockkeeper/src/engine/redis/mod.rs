@@ -4,20 +4,24 @@
 //! claims into arguments and answers into standings. docs/engines/redis.md
 //! tells the layout key by key.
 //!
-//! - [`config`]: where the server is, from a URL or typed;
-//! - [`connection`]: the one connection, re-made for ever;
+//! - [`config`], [`address`]: where the servers are, from a URL or typed;
+//! - [`wire`]: one connection to one server, re-made for ever;
+//! - [`route`], [`cluster`]: which server a name is asked for at;
 //! - [`scripts`]: the scripts, put together from their files;
 //! - [`push`]: what scripts tell keepers;
 //! - [`reply`], [`inspect`]: reading answers;
 //! - [`fault`]: what errors mean.
 
+mod address;
+mod cluster;
 mod config;
-mod connection;
 mod fault;
 mod inspect;
 mod push;
 mod reply;
+mod route;
 mod scripts;
+mod wire;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -41,8 +45,8 @@ use crate::name::LockName;
 use crate::options::LockOptions;
 use crate::token::{ClaimId, KeeperId, Token};
 use config::encode;
-use connection::Wire;
 use reply::Reply;
+use route::Route;
 use scripts::{SCRIPTS, Script};
 
 /// The highest token a script can count to.
@@ -50,13 +54,12 @@ const MAX_TOKEN: u64 = (1 << 53) - 1;
 /// How many names one page of a listing looks at at most.
 const LOOKS: usize = 2048;
 
-/// An engine on one Redis server.
+/// An engine on Redis.
 pub(super) struct RedisEngine {
-    wire: Arc<Wire>,
+    route: Arc<Route>,
     seat: Seat,
     info: EngineInfo,
     prefix: String,
-    channels: String,
 }
 
 impl RedisEngine {
@@ -65,8 +68,8 @@ impl RedisEngine {
                           tokens then still grow, by the server's clock"
             .to_owned();
         let (label, prefix) = (redis.label(), redis.prefix.clone());
-        let wire = Arc::new(Wire::open(redis, seat.clone()).await?);
-        if let Some(policy) = evicting(&wire).await? {
+        let route = Arc::new(Route::open(redis, seat.clone()).await?);
+        if let Some(policy) = evicting(&route).await? {
             tracing::warn!(engine = %label, %policy, "the server may evict locks; use noeviction");
             caveat.push_str(&format!("; its eviction policy {policy} may drop locks"));
         }
@@ -79,44 +82,49 @@ impl RedisEngine {
             caveat: caveat.into(),
             kinds: vec![Kind::Mutex, Kind::ReadWrite, Kind::Semaphore, Kind::Latch, Kind::Fence],
             min_lease: LockOptions::MIN_LEASE,
+            lingers: true,
         };
-        let channels = push::channels(&prefix);
-        Ok(RedisEngine { wire, seat, info, prefix, channels })
+        Ok(RedisEngine { route, seat, info, prefix })
     }
 
-    /// Runs a script on a name. The first argument is always the channels' prefix.
-    async fn run(&self, script: &Script, name: &LockName, rest: &[&str]) -> Result<Reply> {
-        let mut arguments = Vec::with_capacity(rest.len() + 1);
-        arguments.push(self.channels.as_bytes());
-        arguments.extend(rest.iter().map(|argument| argument.as_bytes()));
-        let key = key(&self.prefix, name);
-        Reply::new(self.wire.run(script, &key, &arguments).await?)
+    /// Runs a script on a name; returns its answer and the shard it came from.
+    async fn run(
+        &self,
+        script: &Script,
+        name: &LockName,
+        arguments: &[&str],
+    ) -> Result<(Reply, u32)> {
+        let answered = self.route.run(script, &key(&self.prefix, name), arguments).await?;
+        Ok((Reply::new(answered.value)?, answered.shard))
     }
 
     /// Goes on serving a queue that was too long for one call.
     fn serve_on(&self, name: &LockName) {
-        let (wire, key, channels) =
-            (self.wire.clone(), key(&self.prefix, name), self.channels.clone());
+        let (route, key) = (self.route.clone(), key(&self.prefix, name));
         tokio::spawn(async move {
             let nobody = ClaimId { keeper: KeeperId::from_number(0), number: 0, turn: 0 };
             let nobody = nobody.to_string();
-            let arguments = [channels.as_bytes(), nobody.as_bytes(), b"0", b"0"];
             // Whoever waits asks again anyway, so a failure only costs time.
-            while let Ok(value) = wire.run(&SCRIPTS.release, &key, &arguments).await
-                && Reply::new(value).is_ok_and(|reply| reply.has_more())
+            while let Ok(answered) = route.run(&SCRIPTS.release, &key, &[&nobody, "0", "0"]).await
+                && Reply::new(answered.value).is_ok_and(|reply| reply.has_more())
             {}
         });
     }
 
-    fn standing(&self, claim: &Claim, sent: Moment, reply: &Reply) -> Result<Standing> {
+    fn standing(
+        &self,
+        claim: &Claim,
+        sent: Moment,
+        (reply, shard): (Reply, u32),
+    ) -> Result<Standing> {
         let (answer, more) = reply.answer()?;
         if more {
             self.serve_on(&claim.name);
         }
         Ok(match answer {
-            Answer::Held { token } => Standing::Held(Grant::leased(claim, sent, token, 0)),
+            Answer::Held { token } => Standing::Held(Grant::leased(claim, sent, token, shard)),
             Answer::Queued { ticket, ahead, look_at } => {
-                let mut place = Place::ticketed(claim, sent, ticket, ahead, 0);
+                let mut place = Place::ticketed(claim, sent, ticket, ahead, shard);
                 if let Some(Time(micros)) = look_at {
                     let soon = Duration::from_micros(micros).max(Duration::from_millis(1));
                     place.renew_at = place.renew_at.min(self.seat.clock.now() + soon);
@@ -139,7 +147,7 @@ impl RedisEngine {
         let (id, lease) = (claim.id.to_string(), micros(claim.lease));
         let arguments = [&*id, believed, &what, &lease, &floor];
         let reply = self.run(&SCRIPTS.renew, &claim.name, &arguments).await?;
-        self.standing(claim, sent, &reply)
+        self.standing(claim, sent, reply)
     }
 
     /// The names from `from` on that have a record, in order, and whether
@@ -147,11 +155,13 @@ impl RedisEngine {
     async fn names(&self, prefix: &str, from: Option<&str>) -> Result<(Vec<LockName>, bool)> {
         let pattern = format!("{}{{{}*}}", glob(&self.prefix), glob(&escaped(prefix.as_bytes())));
         let mut names = BTreeSet::new();
-        let (mut cursor, mut more) = (0_u64, false);
+        let (mut server, mut cursor, mut more) = (0, 0_u64, false);
         loop {
             let mut scan = cmd("SCAN");
             scan.arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000);
-            let value = self.wire.send(&scan).await?;
+            let Some(value) = self.route.send_to(server, &scan).await? else {
+                return Ok((names.into_iter().collect(), more));
+            };
             let (next, keys) = <(u64, Vec<String>)>::from_redis_value(value)
                 .map_err(|error| Error::new(ErrorKind::Unexpected, error.to_string()))?;
             let found = keys.iter().filter_map(|key| name_of(&self.prefix, key));
@@ -162,7 +172,7 @@ impl RedisEngine {
             }
             cursor = next;
             if cursor == 0 {
-                return Ok((names.into_iter().collect(), more));
+                server += 1;
             }
         }
     }
@@ -201,7 +211,7 @@ impl Engine for RedisEngine {
             &floor_text(floor)?,
         ];
         let reply = self.run(&SCRIPTS.acquire, &claim.name, &arguments).await?;
-        self.standing(claim, sent, &reply)
+        self.standing(claim, sent, reply)
     }
 
     async fn renew(&self, batch: &[Keep]) -> Vec<Result<Standing>> {
@@ -212,7 +222,7 @@ impl Engine for RedisEngine {
     async fn release(&self, claim: &Claim, how: Release) -> Result<Found> {
         let unsure = if how.unsure { "1" } else { "0" };
         let (id, linger) = (claim.id.to_string(), micros(how.linger));
-        let reply = self.run(&SCRIPTS.release, &claim.name, &[&id, &linger, unsure]).await?;
+        let (reply, _) = self.run(&SCRIPTS.release, &claim.name, &[&id, &linger, unsure]).await?;
         if reply.has_more() {
             self.serve_on(&claim.name);
         }
@@ -231,7 +241,8 @@ impl Engine for RedisEngine {
             Revoke::Now => "n",
         };
         let (id, token) = (victim.claim.to_string(), token_text(victim.token));
-        let reply = self.run(&SCRIPTS.revoke, name, &[&id, &token, how, &encode(reason)]).await?;
+        let (reply, _) =
+            self.run(&SCRIPTS.revoke, name, &[&id, &token, how, &encode(reason)]).await?;
         if reply.has_more() {
             self.serve_on(name);
         }
@@ -239,7 +250,7 @@ impl Engine for RedisEngine {
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status> {
-        inspect::status(name, &self.run(&SCRIPTS.inspect, name, &[]).await?)
+        inspect::status(name, &self.run(&SCRIPTS.inspect, name, &[]).await?.0)
     }
 
     async fn list(&self, prefix: &str, from: Option<Cursor>, limit: usize) -> Result<Page> {
@@ -293,11 +304,11 @@ impl Engine for RedisEngine {
                 self.run(&SCRIPTS.cell, name, &["fence", &digits]).await
             }
         };
-        reply?.cell()
+        reply?.0.cell()
     }
 
     async fn close(&self, _by: Moment) -> Result<()> {
-        self.wire.close();
+        self.route.close();
         Ok(())
     }
 }
@@ -308,24 +319,28 @@ impl fmt::Debug for RedisEngine {
     }
 }
 
-/// The policy by which the server drops keys when memory ends, if it may.
-async fn evicting(wire: &Wire) -> Result<Option<String>> {
+/// The policy by which a server drops keys when memory ends, if it may.
+async fn evicting(route: &Route) -> Result<Option<String>> {
     let mut info = cmd("INFO");
     info.arg("memory");
-    let value = match wire.send(&info).await {
-        Ok(value) => value,
+    let values = match route.send_all(&info).await {
+        Ok(values) => values,
         // Whoever may not look is not warned.
         Err(error) if error.kind() == ErrorKind::Invalid => return Ok(None),
         Err(error) => return Err(error),
     };
-    let Value::VerbatimString { text, .. } = &value else { return Ok(None) };
+    Ok(values.iter().find_map(policy))
+}
+
+fn policy(info: &Value) -> Option<String> {
+    let Value::VerbatimString { text, .. } = info else { return None };
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.unwrap_or_default().trim().to_owned()
     };
     let policy = field("maxmemory_policy");
     let bounded = field("maxmemory") != "0";
-    Ok((bounded && !policy.is_empty() && policy != "noeviction").then_some(policy))
+    (bounded && !policy.is_empty() && policy != "noeviction").then_some(policy)
 }
 
 /// The key of a name's record. Its braces are the cluster's hash tag.

@@ -1,4 +1,5 @@
-//! What scripts push: one channel per keeper, one line per event.
+//! What scripts push: one channel per keeper (in a cluster per keeper and
+//! slot, since a script reaches only channels of its own), one line per event.
 //!
 //! | Line | |
 //! |---|---|
@@ -23,9 +24,14 @@ pub(super) fn channels(prefix: &str) -> String {
     format!("{prefix}push:")
 }
 
+/// The start of a keeper's channel for the names of one slot of a cluster.
+pub(super) fn slot_channels(prefix: &str, tag: &str) -> String {
+    format!("{prefix}push:{{{tag}}}:")
+}
+
 /// The channel of a keeper.
-pub(super) fn channel(prefix: &str, keeper: KeeperId) -> String {
-    format!("{}{keeper}", channels(prefix))
+pub(super) fn channel(channels: &str, keeper: KeeperId) -> String {
+    format!("{channels}{keeper}")
 }
 
 /// Reads a message; `None` if it is none of ours.

@@ -1,10 +1,11 @@
-//! One connection per keeper: commands out, answers and pushes in.
+//! One connection to one server: commands out, answers and pushes in.
 //!
-//! It is re-made for as long as the keeper lives. A command never waits for
+//! It is re-made for as long as it is wanted. A command never waits for
 //! that: without a connection it fails at once and nothing was sent, with one
 //! it was sent, and only its answer says what it did. So nothing is ever sent
 //! twice behind the engine's back.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,27 +13,36 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, IntoConnectionInfo, ProtocolVersion,
-    PushInfo, PushKind, RedisConnectionInfo, Value, cmd,
+    AsyncConnectionConfig, Cmd, FromRedisValue, PushInfo, PushKind, RedisError, Value, cmd,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
+use super::address;
 use super::config::{Place, Redis};
 use super::fault::{refused_connection, told};
 use super::push;
-use super::scripts::{SCRIPTS, Script};
-use crate::engine::{Event, Seat};
+use super::scripts::SCRIPTS;
+use crate::engine::{Connect, Event, Seat};
 use crate::error::{Error, ErrorKind, Result, invalid};
 
 /// How long to pause between attempts to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(500));
 /// A command without an answer for this long makes its connection suspect.
 const SUSPICIOUS: Duration = Duration::from_millis(250);
-/// The one shard of a single server.
-const SHARD: u32 = 0;
 
-/// A keeper's connection.
+/// Where a wire leads.
+#[derive(Clone, Debug)]
+pub(super) enum Target {
+    /// One server, which must be no part of a cluster.
+    Server(Place),
+    /// Whichever server these sentinels call master of this name.
+    Master { sentinels: Vec<Place>, name: String },
+    /// A node of a cluster; changes of its connection are news to its map.
+    Node { place: Place, news: Arc<Notify> },
+}
+
+/// A connection that is kept up.
 #[derive(Debug)]
 pub(super) struct Wire {
     shared: Arc<Shared>,
@@ -43,9 +53,13 @@ pub(super) struct Wire {
 struct Shared {
     redis: Redis,
     seat: Seat,
+    target: Target,
+    shard: u32,
     state: Mutex<State>,
     generations: AtomicU64,
     trouble: mpsc::UnboundedSender<Trouble>,
+    /// Sharded channels that are subscribed, and on which connection.
+    channels: Mutex<HashMap<String, u64>>,
 }
 
 #[derive(Debug)]
@@ -65,49 +79,73 @@ enum Trouble {
 
 impl Wire {
     /// Connects, and stays connected until dropped.
-    pub(super) async fn open(redis: Redis, seat: Seat) -> Result<Self> {
+    pub(super) async fn open(redis: Redis, seat: Seat, target: Target, shard: u32) -> Result<Self> {
         let (trouble, troubles) = mpsc::unbounded_channel();
         let down = State::Down { why: Error::new(ErrorKind::Unreachable, "not connected yet") };
         let shared = Arc::new(Shared {
             redis,
             seat,
+            target,
+            shard,
             state: Mutex::new(down),
             generations: AtomicU64::new(0),
             trouble,
+            channels: Mutex::default(),
         });
         shared.dial().await?;
         let task = tokio::spawn(shared.clone().stay(troubles)).abort_handle();
         Ok(Wire { shared, task })
     }
 
-    /// Runs a script on the name behind `key`.
-    pub(super) async fn run(
-        &self,
-        script: &Script,
-        key: &str,
-        arguments: &[&[u8]],
-    ) -> Result<Value> {
-        let mut command = cmd("EVALSHA");
-        command.arg(&script.hash).arg(1).arg(key);
-        for argument in arguments {
-            command.arg(*argument);
-        }
-        let answer = self.shared.send(&command).await?;
-        match answer {
-            Err(error) if error.code() == Some("NOSCRIPT") => {
-                let mut load = cmd("SCRIPT");
-                load.arg("LOAD").arg(&script.code);
-                // Nothing ran yet, so whatever fails here changed nothing.
-                self.shared.send(&load).await?.map_err(|error| told(error, key))?;
-                self.shared.send(&command).await?.map_err(|error| self.shared.judge(error, key))
+    /// The number under which its claims are renewed together.
+    pub(super) fn shard(&self) -> u32 {
+        self.shared.shard
+    }
+
+    /// Sends a command. The outer error means that no answer came; the inner
+    /// one is the server's answer.
+    pub(super) async fn send(&self, command: &Cmd) -> Result<Result<Value, RedisError>> {
+        self.shared.send(command).await
+    }
+
+    /// Sends a command to a node that is about to take over its slot.
+    pub(super) async fn send_asking(&self, command: &Cmd) -> Result<Result<Value, RedisError>> {
+        let mut pipe = redis::pipe();
+        pipe.cmd("ASKING").ignore().add_command(command.clone());
+        let (_, mut connection) = self.shared.current()?;
+        let limit = self.shared.redis.command;
+        match tokio::time::timeout(limit, pipe.query_async::<Vec<Value>>(&mut connection)).await {
+            Err(_) => Err(no_answer(limit)),
+            Ok(Err(error)) if error.is_io_error() || error.is_connection_dropped() => {
+                Err(broken(error))
             }
-            answer => answer.map_err(|error| self.shared.judge(error, key)),
+            Ok(answer) => Ok(answer.map(|mut values| values.pop().unwrap_or(Value::Nil))),
         }
     }
 
-    /// Sends a command that is no script.
-    pub(super) async fn send(&self, command: &Cmd) -> Result<Value> {
-        self.shared.send(command).await?.map_err(|error| self.shared.judge(error, ""))
+    /// Hears what is pushed to a sharded channel of this node from now on.
+    pub(super) async fn subscribe(&self, channel: &str) -> Result<Result<(), RedisError>> {
+        let (generation, _) = self.shared.current()?;
+        if self.shared.channels().get(channel) == Some(&generation) {
+            return Ok(Ok(()));
+        }
+        let mut command = cmd("SSUBSCRIBE");
+        command.arg(channel);
+        let answer = self.shared.send(&command).await?.map(drop);
+        if answer.is_ok() {
+            self.shared.channels().insert(channel.to_owned(), generation);
+        }
+        Ok(answer)
+    }
+
+    /// Tells what a server's error means; a server that is no master is left.
+    pub(super) fn judge(&self, error: RedisError, key: &str) -> Error {
+        if error.code() == Some("READONLY")
+            && let State::Up { generation, .. } = &*self.shared.state()
+        {
+            let _ = self.shared.trouble.send(Trouble::Over(*generation));
+        }
+        told(error, key)
     }
 
     /// Ends the connection.
@@ -115,6 +153,7 @@ impl Wire {
         self.task.abort();
         let why = Error::new(ErrorKind::Unreachable, "the connection is closed");
         *self.shared.state() = State::Down { why };
+        self.shared.channels().clear();
     }
 }
 
@@ -136,38 +175,29 @@ impl Shared {
         }
     }
 
-    /// Sends a command. The outer error means that no answer came; the inner
-    /// one is the server's answer.
-    async fn send(&self, command: &Cmd) -> Result<Result<Value, redis::RedisError>> {
+    fn channels(&self) -> MutexGuard<'_, HashMap<String, u64>> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn send(&self, command: &Cmd) -> Result<Result<Value, RedisError>> {
         let (generation, mut connection) = self.current()?;
         let mut flight = Flight { shared: self, generation, sent: Instant::now(), landed: false };
         let limit = self.redis.command;
         let answer =
             tokio::time::timeout(limit, command.query_async::<Value>(&mut connection)).await;
-        let silence = |why: String| Error::new(ErrorKind::Unknown, why);
         match answer {
-            Err(_) => Err(silence(format!("no answer within {limit:?}"))),
+            Err(_) => Err(no_answer(limit)),
             Ok(Err(error)) if error.is_io_error() || error.is_connection_dropped() => {
                 flight.landed = true;
                 // The trouble of one command is the trouble of the connection.
                 let _ = self.trouble.send(Trouble::Over(generation));
-                Err(silence("the connection broke before the answer".to_owned()).because(error))
+                Err(broken(error))
             }
             Ok(answer) => {
                 flight.landed = true;
                 Ok(answer)
             }
         }
-    }
-
-    /// Tells what a server's error means; one that is no master is left.
-    fn judge(&self, error: redis::RedisError, key: &str) -> Error {
-        if error.code() == Some("READONLY")
-            && let State::Up { generation, .. } = &*self.state()
-        {
-            let _ = self.trouble.send(Trouble::Over(*generation));
-        }
-        told(error, key)
     }
 
     /// Makes a connection that is ready for everything.
@@ -184,7 +214,6 @@ impl Shared {
     }
 
     async fn connect(self: &Arc<Self>, generation: u64) -> Result<MultiplexedConnection> {
-        let client = Client::open(self.address()?).map_err(refused_connection)?;
         let pushed = Arc::downgrade(self);
         let config = AsyncConnectionConfig::new()
             // Both limits are our own: one for the whole of connecting, one
@@ -196,28 +225,36 @@ impl Shared {
                 shared.on_push(generation, info);
                 Ok(())
             });
-        let connection = client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await
-            .map_err(refused_connection)?;
+        let place = match &self.target {
+            Target::Server(place) | Target::Node { place, .. } => place.clone(),
+            Target::Master { sentinels, name } => {
+                address::master(&self.redis, sentinels, name).await?
+            }
+        };
+        let connection = address::connect(&self.redis, &place, &config).await?;
         self.greet(&connection).await?;
         Ok(connection)
     }
 
     /// Subscribes, loads the scripts, and sees whether locks can be had here.
     async fn greet(&self, connection: &MultiplexedConnection) -> Result<()> {
-        let mut commands = vec![cmd("INFO"), cmd("SUBSCRIBE")];
+        let in_cluster = matches!(self.target, Target::Node { .. });
+        let mut commands = vec![cmd("INFO")];
         commands[0].arg("server");
-        commands[1].arg(push::channel(&self.redis.prefix, self.seat.keeper));
         for script in SCRIPTS.all() {
             let mut load = cmd("SCRIPT");
             load.arg("LOAD").arg(&script.code);
             commands.push(load);
         }
-        let mut probe = cmd("EVALSHA");
-        let key = format!("{}{{probe:{}}}", self.redis.prefix, self.seat.keeper);
-        probe.arg(&SCRIPTS.probe.hash).arg(1).arg(key);
-        commands.push(probe);
+        // A node's channels go by slot, and so would the key of a probe.
+        if !in_cluster {
+            let mut subscribe = cmd("SUBSCRIBE");
+            subscribe.arg(push::channel(&push::channels(&self.redis.prefix), self.seat.keeper));
+            let mut probe = cmd("EVALSHA");
+            let key = format!("{}{{probe:{}}}", self.redis.prefix, self.seat.keeper);
+            probe.arg(&SCRIPTS.probe.hash).arg(1).arg(key);
+            commands.extend([subscribe, probe]);
+        }
         // Together, but each with its own answer: an error must name its cause.
         let answers = join_all(commands.iter().map(|command| {
             let mut connection = connection.clone();
@@ -226,42 +263,38 @@ impl Shared {
         let mut answers = answers.await.into_iter();
         // Whoever may not look learns it from the first lock.
         if let Some(Ok(Value::VerbatimString { text, .. })) = answers.next()
-            && !text.contains("redis_mode:standalone")
+            && let Some(mode) = text.lines().find_map(|line| line.strip_prefix("redis_mode:"))
         {
-            let text = "the server is part of a cluster or a sentinel, which this URL does not say";
-            return Err(invalid(text));
+            match (mode.trim(), in_cluster) {
+                ("standalone", false) | ("cluster", true) => {}
+                ("standalone", true) => {
+                    return Err(invalid("the server is no part of a cluster; try redis://"));
+                }
+                (mode, _) => {
+                    return Err(invalid(format!(
+                        "the server is part of a {mode}; try redis+{mode}://"
+                    )));
+                }
+            }
         }
         answers.try_for_each(|answer| answer.map(drop)).map_err(refused_connection)
     }
 
-    fn address(&self) -> Result<redis::ConnectionInfo> {
-        let redis = &self.redis;
-        let place = match &redis.place {
-            Place::Tcp { host, port } => ConnectionAddr::Tcp(host.clone(), *port),
-            Place::Unix(path) => ConnectionAddr::Unix(path.clone()),
-        };
-        let mut login = RedisConnectionInfo::default()
-            // Pushes and answers on one connection.
-            .set_protocol(ProtocolVersion::RESP3)
-            .set_db(i64::from(redis.database))
-            .set_lib_name("lockkeeper", env!("CARGO_PKG_VERSION"));
-        if let Some(user) = &redis.user {
-            login = login.set_username(user);
-        }
-        if let Some(password) = &redis.password {
-            login = login.set_password(password);
-        }
-        let info = place.into_connection_info().map_err(refused_connection)?;
-        let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
-        Ok(info.set_redis_settings(login).set_tcp_settings(tcp))
-    }
-
     fn on_push(&self, generation: u64, info: PushInfo) {
         match info.kind {
-            PushKind::Message => {
+            PushKind::Message | PushKind::SMessage => {
                 if let Some(event) = push::read(&self.redis.prefix, &info.data) {
                     self.seat.events.push(event);
                 }
+            }
+            // Its slot moved away. Whoever waits asks again soon, and then
+            // subscribes where it is now.
+            PushKind::SUnsubscribe => {
+                let channel = info.data.first().map(String::from_redis_value_ref);
+                if let Some(Ok(channel)) = channel {
+                    self.channels().remove(&channel);
+                }
+                self.tell();
             }
             PushKind::Disconnection => {
                 let _ = self.trouble.send(Trouble::Over(generation));
@@ -298,7 +331,9 @@ impl Shared {
         let why = Error::new(ErrorKind::Unreachable, "the connection is lost");
         *self.state() = State::Down { why };
         tracing::warn!(engine = %self.label(), "the connection is lost");
-        self.seat.events.push(Event::Link { shard: SHARD, up: false });
+        self.seat.events.push(Event::Link { shard: self.shard, up: false });
+        self.channels().clear();
+        self.tell();
         let mut pause = PAUSES.0;
         while let Err(why) = self.dial().await {
             tracing::debug!(engine = %self.label(), error = %why, "not connected");
@@ -309,12 +344,27 @@ impl Shared {
             pause = (pause * 2).min(PAUSES.1);
         }
         tracing::info!(engine = %self.label(), "connected again");
-        self.seat.events.push(Event::Link { shard: SHARD, up: true });
+        self.seat.events.push(Event::Link { shard: self.shard, up: true });
+    }
+
+    /// Tells the map of the cluster that something happened here.
+    fn tell(&self) {
+        if let Target::Node { news, .. } = &self.target {
+            news.notify_one();
+        }
     }
 
     fn label(&self) -> Arc<str> {
-        crate::engine::Connect::label(&self.redis)
+        self.redis.label()
     }
+}
+
+fn no_answer(limit: Duration) -> Error {
+    Error::new(ErrorKind::Unknown, format!("no answer within {limit:?}"))
+}
+
+fn broken(error: RedisError) -> Error {
+    Error::new(ErrorKind::Unknown, "the connection broke before the answer").because(error)
 }
 
 /// A command under way. Given up after a while, it makes its connection

@@ -1,0 +1,116 @@
+//! Which server a name is asked for at.
+
+use redis::{Cmd, RedisError, Value, cmd};
+
+use super::cluster::Cluster;
+use super::config::{Redis, Topology};
+use super::fault::told;
+use super::push;
+use super::scripts::Script;
+use super::wire::{Target, Wire};
+use crate::engine::Seat;
+use crate::error::Result;
+
+/// The way to every name.
+#[derive(Debug)]
+pub(super) enum Route {
+    /// One server has them all.
+    One { wire: Wire, channels: String },
+    /// Each is on a node of a cluster.
+    Many(Cluster),
+}
+
+/// An answer, and the shard it came from.
+pub(super) struct Answered {
+    pub(super) value: Value,
+    pub(super) shard: u32,
+}
+
+impl Route {
+    pub(super) async fn open(redis: Redis, seat: Seat) -> Result<Self> {
+        let target = match redis.topology.clone() {
+            Topology::Single(place) => Target::Server(place),
+            Topology::Sentinel { sentinels, master } => Target::Master { sentinels, name: master },
+            Topology::Cluster { nodes } => {
+                return Ok(Route::Many(Cluster::open(redis, seat, nodes).await?));
+            }
+        };
+        let channels = push::channels(&redis.prefix);
+        let wire = Wire::open(redis, seat, target, 0).await?;
+        Ok(Route::One { wire, channels })
+    }
+
+    /// Runs a script on the name behind `key`.
+    pub(super) async fn run(
+        &self,
+        script: &Script,
+        key: &str,
+        arguments: &[&str],
+    ) -> Result<Answered> {
+        match self {
+            Route::One { wire, channels } => {
+                let command = evaluate(script, &[key], channels, arguments);
+                let value = run_on(wire, script, &command).await?;
+                let value = value.map_err(|error| wire.judge(error, key))?;
+                Ok(Answered { value, shard: wire.shard() })
+            }
+            Route::Many(cluster) => cluster.run(script, key, arguments).await,
+        }
+    }
+
+    /// Sends a command to every server.
+    pub(super) async fn send_all(&self, command: &Cmd) -> Result<Vec<Value>> {
+        match self {
+            Route::One { wire, .. } => {
+                let value = wire.send(command).await?;
+                Ok(vec![value.map_err(|error| wire.judge(error, ""))?])
+            }
+            Route::Many(cluster) => cluster.send_all(command).await,
+        }
+    }
+
+    /// Sends a command to the server at `index` of [`send_all`](Self::send_all);
+    /// `None` if there are fewer.
+    pub(super) async fn send_to(&self, index: usize, command: &Cmd) -> Result<Option<Value>> {
+        match self {
+            Route::One { wire, .. } if index == 0 => {
+                let value = wire.send(command).await?;
+                value.map(Some).map_err(|error| wire.judge(error, ""))
+            }
+            Route::One { .. } => Ok(None),
+            Route::Many(cluster) => cluster.send_to(index, command).await,
+        }
+    }
+
+    pub(super) fn close(&self) {
+        match self {
+            Route::One { wire, .. } => wire.close(),
+            Route::Many(cluster) => cluster.close(),
+        }
+    }
+}
+
+/// The command that runs a script.
+pub(super) fn evaluate(script: &Script, keys: &[&str], channels: &str, arguments: &[&str]) -> Cmd {
+    let mut command = cmd("EVALSHA");
+    command.arg(&script.hash).arg(keys.len()).arg(keys).arg(channels).arg(arguments);
+    command
+}
+
+/// Runs a script on one server, which may have forgotten it.
+pub(super) async fn run_on(
+    wire: &Wire,
+    script: &Script,
+    command: &Cmd,
+) -> Result<Result<Value, RedisError>> {
+    match wire.send(command).await? {
+        Err(error) if error.code() == Some("NOSCRIPT") => {
+            let mut load = cmd("SCRIPT");
+            load.arg("LOAD").arg(&script.code);
+            // Nothing ran yet, so whatever fails here changed nothing.
+            wire.send(&load).await?.map_err(|error| told(error, ""))?;
+            wire.send(command).await
+        }
+        answer => Ok(answer),
+    }
+}

@@ -76,7 +76,7 @@ pub use driver::link::Waiting;
 pub use engine::local::Local;
 pub use engine::memory::Memory;
 #[cfg(feature = "redis")]
-pub use engine::redis::Redis;
+pub use engine::redis::{Confirm, Redis};
 pub use engine::{Connect, Engine};
 pub use error::{Error, ErrorKind, Result};
 pub use fence::Fence;

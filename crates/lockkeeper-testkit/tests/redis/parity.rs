@@ -145,7 +145,7 @@ impl Sequence {
         self.wait_for_clarity().await;
         self.effects.clear();
         // A quarter of the sequences is mostly about latches.
-        let latches = self.seed % 4 == 0 && self.random.u8(..4) > 0;
+        let latches = self.seed.is_multiple_of(4) && self.random.u8(..4) > 0;
         match self.random.u8(..100) {
             _ if latches => self.cell().await?,
             0..=41 => self.acquire().await?,
@@ -240,7 +240,7 @@ impl Sequence {
     async fn cell(&mut self) -> Result<(), Unclear> {
         let keeper = self.random.usize(..self.keepers.len());
         let id = CountId(format!("id {}", self.random.u8(..4)).into());
-        let kinds = if self.seed % 4 == 0 && self.random.u8(..8) > 0 { 6 } else { 9 };
+        let kinds = if self.seed.is_multiple_of(4) && self.random.u8(..8) > 0 { 6 } else { 9 };
         let op = match self.random.u8(..kinds) {
             0 => CellOp::Look { kind: Kind::Latch, watch: self.random.bool() },
             1 => CellOp::Look { kind: Kind::Semaphore, watch: self.random.bool() },

@@ -11,11 +11,11 @@ use redis::{Cmd, RedisError, Value, cmd};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::config::{Place, Redis, tcp};
+use super::config::{Confirm, Place, Redis, tcp};
 use super::fault::told;
 use super::push;
 use super::reply::strange;
-use super::route::{Answered, evaluate, run_on};
+use super::route::{Answered, Weight, evaluate, run_on};
 use super::scripts::Script;
 use super::wire::{Target, Wire};
 use crate::engine::{Event, Seat};
@@ -81,6 +81,7 @@ impl Cluster {
         script: &Script,
         key: &str,
         arguments: &[&str],
+        weight: Weight,
     ) -> Result<Answered> {
         let shared = &self.shared;
         let slot = slot(key.as_bytes());
@@ -96,8 +97,8 @@ impl Cluster {
             let wire = shared.wire(&place).await?;
             let shard = wire.shard();
             let error = match wire.subscribe(&channel).await? {
-                Ok(()) => match run_on(&wire, script, &command).await? {
-                    Ok(value) => return Ok(Answered { value, shard }),
+                Ok(()) => match run_on(&wire, script, &command, weight).await? {
+                    Ok((value, confirmed)) => return Ok(Answered { value, shard, confirmed }),
                     Err(error) => error,
                 },
                 Err(error) => error,
@@ -110,7 +111,9 @@ impl Cluster {
                 let wire = shared.wire(&next).await?;
                 let answer = wire.send_asking(&command).await?;
                 let value = answer.map_err(|error| asked(error, key))?;
-                return Ok(Answered { value, shard });
+                // Not where replicas could be asked: a grant is given back.
+                let confirmed = weight == Weight::Plain || shared.redis.confirm == Confirm::None;
+                return Ok(Answered { value, shard, confirmed });
             }
             shared.moved(slot, next.clone());
             place = next;

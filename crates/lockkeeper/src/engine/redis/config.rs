@@ -32,8 +32,9 @@ const MAX_PREFIX: usize = 128;
 ///
 /// Parameters after `?`: `prefix` (of all keys and channels, `lk:`), `connect` and
 /// `command` (limits as in `300ms` or `2s`, one second each), `db`, `user`, `password`,
-/// `sentinel_user` and `sentinel_password`, and `ca` (a file of certificates to trust
-/// instead of the system's). Reserved characters in any part are written as `%XX`.
+/// `sentinel_user` and `sentinel_password`, `confirm` (`none`, `one`, `majority` or `all`
+/// replicas, see [`Confirm`]), and `ca` (a file of certificates to trust instead of the
+/// system's). Reserved characters in any part are written as `%XX`.
 ///
 /// # Examples
 /// ```no_run
@@ -59,7 +60,38 @@ pub struct Redis {
     pub(super) connect: Duration,
     pub(super) command: Duration,
     pub(super) tls: bool,
+    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "only encryption reads it"))]
     pub(super) ca: Option<PathBuf>,
+    pub(super) confirm: Confirm,
+}
+
+/// How many replicas must have a grant before a guard is made of it.
+///
+/// A grant that fewer confirm in time is given back and asked for anew. A
+/// failover to a replica that has not confirmed it can still forget it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Confirm {
+    /// None: the master's word is enough.
+    #[default]
+    None,
+    /// One.
+    One,
+    /// So many that they and the master are a majority of the servers.
+    Majority,
+    /// All that the master has had since this keeper met it.
+    All,
+}
+
+impl Confirm {
+    /// How many of a master's replicas must confirm; never none.
+    pub(super) fn needed(self, replicas: u32) -> u32 {
+        match self {
+            Confirm::None => 0,
+            Confirm::One => 1,
+            Confirm::Majority => replicas.div_ceil(2).max(1),
+            Confirm::All => replicas.max(1),
+        }
+    }
 }
 
 /// Which servers there are.
@@ -103,6 +135,29 @@ impl Redis {
     /// The server behind a Unix socket.
     pub fn at_socket(path: impl Into<PathBuf>) -> Self {
         Redis::new(Topology::Single(Place::Unix(path.into())))
+    }
+
+    /// The master of this name, wherever these sentinels say it is.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) without sentinels or a name.
+    pub fn behind_sentinels(
+        sentinels: impl IntoIterator<Item = (String, u16)>,
+        master: impl Into<String>,
+    ) -> Result<Self> {
+        let (sentinels, master) = (places(sentinels)?, master.into());
+        if master.is_empty() {
+            return Err(bad("a master behind sentinels has a name"));
+        }
+        Ok(Redis::new(Topology::Sentinel { sentinels, master }))
+    }
+
+    /// The cluster that these nodes belong to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) without nodes.
+    pub fn cluster(nodes: impl IntoIterator<Item = (String, u16)>) -> Result<Self> {
+        Ok(Redis::new(Topology::Cluster { nodes: places(nodes)? }))
     }
 
     /// Reads a URL.
@@ -197,12 +252,22 @@ impl Redis {
             "sentinel_password" => {
                 Ok(Redis { sentinel_password: filled(value.to_owned()), ..self })
             }
+            "confirm" => {
+                let confirm = match value {
+                    "none" => Confirm::None,
+                    "one" => Confirm::One,
+                    "majority" => Confirm::Majority,
+                    "all" => Confirm::All,
+                    _ => return Err(bad("confirm is none, one, majority or all")),
+                };
+                Ok(self.with_confirm(confirm))
+            }
             "ca" if self.tls => Ok(Redis { ca: Some(value.into()), ..self }),
             "ca" => Err(bad("certificates are for encrypted connections: rediss://")),
             // It may be a secret that lost its name, so it is not repeated.
             _ => Err(bad(
                 "a redis URL has no such parameter; there are prefix, connect, command, db, user, \
-                 password, sentinel_user, sentinel_password and ca",
+                 password, sentinel_user, sentinel_password, confirm and ca",
             )),
         }
     }
@@ -220,6 +285,7 @@ impl Redis {
             command: Duration::from_secs(1),
             tls: false,
             ca: None,
+            confirm: Confirm::None,
         }
     }
 
@@ -249,6 +315,21 @@ impl Redis {
         }
         self.prefix = prefix;
         Ok(self)
+    }
+
+    /// Makes a guard only of grants that so many replicas have. Default: none.
+    #[must_use]
+    pub fn with_confirm(mut self, confirm: Confirm) -> Self {
+        self.confirm = confirm;
+        self
+    }
+
+    /// Encrypts; trusts the certificates in the file `ca`, or the system's.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_tls(mut self, ca: Option<PathBuf>) -> Self {
+        (self.tls, self.ca) = (true, ca);
+        self
     }
 
     /// Waits this long for a connection. Default: one second.
@@ -309,6 +390,16 @@ fn bad(message: impl Into<String>) -> Error {
 
 fn filled(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)
+}
+
+fn places(hosts: impl IntoIterator<Item = (String, u16)>) -> Result<Vec<Place>> {
+    let places: Vec<Place> =
+        hosts.into_iter().map(|(host, port)| Place::Tcp { host, port }).collect();
+    let empty = |place: &Place| matches!(place, Place::Tcp { host, .. } if host.is_empty());
+    if places.is_empty() || places.iter().any(empty) {
+        return Err(bad("a redis needs a host"));
+    }
+    Ok(places)
 }
 
 /// Reads `host`, `host:port`, `[address]` or `[address]:port`.
@@ -449,6 +540,20 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Invalid, "{url}");
             assert!(!format!("{error} {error:?}").contains("ter2"), "{error:?}");
         }
+    }
+
+    #[test]
+    fn confirmation_never_asks_for_nobody() {
+        for (confirm, expected) in [
+            (Confirm::None, [0, 0, 0, 0, 0]),
+            (Confirm::One, [1, 1, 1, 1, 1]),
+            (Confirm::Majority, [1, 1, 1, 2, 2]),
+            (Confirm::All, [1, 1, 2, 3, 4]),
+        ] {
+            assert_eq!([0, 1, 2, 3, 4].map(|replicas| confirm.needed(replicas)), expected);
+        }
+        assert_eq!(Redis::parse("redis://h?confirm=majority").unwrap().confirm, Confirm::Majority);
+        assert!(Redis::parse("redis://h?confirm=2").is_err());
     }
 
     #[test]

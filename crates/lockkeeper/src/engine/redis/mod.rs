@@ -32,7 +32,7 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use redis::{FromRedisValue, Value, cmd};
 
-pub use config::Redis;
+pub use config::{Confirm, Redis};
 
 use super::{
     About, Belief, Cell, CellOp, Claim, Connect, Cursor, Engine, EngineInfo, Found, Grant, Holder,
@@ -46,7 +46,7 @@ use crate::options::LockOptions;
 use crate::token::{ClaimId, KeeperId, Token};
 use config::encode;
 use reply::Reply;
-use route::Route;
+use route::{Route, Weight};
 use scripts::{SCRIPTS, Script};
 
 /// The highest token a script can count to.
@@ -94,8 +94,29 @@ impl RedisEngine {
         name: &LockName,
         arguments: &[&str],
     ) -> Result<(Reply, u32)> {
-        let answered = self.route.run(script, &key(&self.prefix, name), arguments).await?;
+        let key = key(&self.prefix, name);
+        let answered = self.route.run(script, &key, arguments, Weight::Plain).await?;
         Ok((Reply::new(answered.value)?, answered.shard))
+    }
+
+    /// Runs a script that makes a guard. A grant that too few replicas confirm
+    /// is given back.
+    async fn run_firm(
+        &self,
+        script: &Script,
+        claim: &Claim,
+        arguments: &[&str],
+    ) -> Result<(Reply, u32)> {
+        let key = key(&self.prefix, &claim.name);
+        let answered = self.route.run(script, &key, arguments, Weight::Firm).await?;
+        if answered.confirmed {
+            return Ok((Reply::new(answered.value)?, answered.shard));
+        }
+        // Its request was answered, so nothing of it is under way.
+        let give_back = Release { linger: Duration::ZERO, unsure: false };
+        self.release(claim, give_back).await?;
+        let text = "too few replicas confirmed the grant in time, so it was given back";
+        Err(Error::new(ErrorKind::Unreachable, text))
     }
 
     /// Goes on serving a queue that was too long for one call.
@@ -104,8 +125,10 @@ impl RedisEngine {
         tokio::spawn(async move {
             let nobody = ClaimId { keeper: KeeperId::from_number(0), number: 0, turn: 0 };
             let nobody = nobody.to_string();
+            let nothing = [&*nobody, "0", "0"];
             // Whoever waits asks again anyway, so a failure only costs time.
-            while let Ok(answered) = route.run(&SCRIPTS.release, &key, &[&nobody, "0", "0"]).await
+            while let Ok(answered) =
+                route.run(&SCRIPTS.release, &key, &nothing, Weight::Plain).await
                 && Reply::new(answered.value).is_ok_and(|reply| reply.has_more())
             {}
         });
@@ -146,7 +169,11 @@ impl RedisEngine {
         let floor = floor_text(keep.floor)?;
         let (id, lease) = (claim.id.to_string(), micros(claim.lease));
         let arguments = [&*id, believed, &what, &lease, &floor];
-        let reply = self.run(&SCRIPTS.renew, &claim.name, &arguments).await?;
+        let reply = match keep.belief {
+            Belief::Held { .. } => self.run(&SCRIPTS.renew, &claim.name, &arguments).await?,
+            // Answered "held", this is what makes the guard.
+            Belief::Queued { .. } => self.run_firm(&SCRIPTS.renew, claim, &arguments).await?,
+        };
         self.standing(claim, sent, reply)
     }
 
@@ -210,7 +237,7 @@ impl Engine for RedisEngine {
             intent,
             &floor_text(floor)?,
         ];
-        let reply = self.run(&SCRIPTS.acquire, &claim.name, &arguments).await?;
+        let reply = self.run_firm(&SCRIPTS.acquire, claim, &arguments).await?;
         self.standing(claim, sent, reply)
     }
 

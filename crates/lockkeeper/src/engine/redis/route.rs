@@ -20,10 +20,18 @@ pub(super) enum Route {
     Many(Cluster),
 }
 
-/// An answer, and the shard it came from.
+/// An answer, the shard it came from, and whether it is confirmed as it must be.
 pub(super) struct Answered {
     pub(super) value: Value,
     pub(super) shard: u32,
+    pub(super) confirmed: bool,
+}
+
+/// Whether a script makes a guard, so that replicas must confirm it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Weight {
+    Plain,
+    Firm,
 }
 
 impl Route {
@@ -46,15 +54,16 @@ impl Route {
         script: &Script,
         key: &str,
         arguments: &[&str],
+        weight: Weight,
     ) -> Result<Answered> {
         match self {
             Route::One { wire, channels } => {
                 let command = evaluate(script, &[key], channels, arguments);
-                let value = run_on(wire, script, &command).await?;
-                let value = value.map_err(|error| wire.judge(error, key))?;
-                Ok(Answered { value, shard: wire.shard() })
+                let answer = run_on(wire, script, &command, weight).await?;
+                let (value, confirmed) = answer.map_err(|error| wire.judge(error, key))?;
+                Ok(Answered { value, shard: wire.shard(), confirmed })
             }
-            Route::Many(cluster) => cluster.run(script, key, arguments).await,
+            Route::Many(cluster) => cluster.run(script, key, arguments, weight).await,
         }
     }
 
@@ -97,19 +106,25 @@ pub(super) fn evaluate(script: &Script, keys: &[&str], channels: &str, arguments
     command
 }
 
-/// Runs a script on one server, which may have forgotten it.
+/// Runs a script on one server, which may have forgotten it; says whether the
+/// answer is confirmed.
 pub(super) async fn run_on(
     wire: &Wire,
     script: &Script,
     command: &Cmd,
-) -> Result<Result<Value, RedisError>> {
-    match wire.send(command).await? {
+    weight: Weight,
+) -> Result<Result<(Value, bool), RedisError>> {
+    let send = async || match weight {
+        Weight::Plain => Ok(wire.send(command).await?.map(|value| (value, true))),
+        Weight::Firm => wire.send_firm(command).await,
+    };
+    match send().await? {
         Err(error) if error.code() == Some("NOSCRIPT") => {
             let mut load = cmd("SCRIPT");
             load.arg("LOAD").arg(&script.code);
             // Nothing ran yet, so whatever fails here changed nothing.
             wire.send(&load).await?.map_err(|error| told(error, ""))?;
-            wire.send(command).await
+            send().await
         }
         answer => Ok(answer),
     }

@@ -6,7 +6,7 @@
 //! twice behind the engine's back.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
 use super::address;
-use super::config::{Place, Redis};
+use super::config::{Confirm, Place, Redis};
 use super::fault::{refused_connection, told};
 use super::push;
 use super::scripts::SCRIPTS;
@@ -58,14 +58,31 @@ struct Shared {
     state: Mutex<State>,
     generations: AtomicU64,
     trouble: mpsc::UnboundedSender<Trouble>,
+    /// The most replicas that the master had so far.
+    replicas: AtomicU32,
     /// Sharded channels that are subscribed, and on which connection.
     channels: Mutex<HashMap<String, u64>>,
 }
 
 #[derive(Debug)]
 enum State {
-    Up { generation: u64, connection: MultiplexedConnection },
+    Up { generation: u64, lines: Lines },
     Down { why: Error },
+}
+
+/// The connections of one generation.
+#[derive(Clone, Debug)]
+struct Lines {
+    connection: MultiplexedConnection,
+    /// For grants that replicas must confirm: WAIT blocks its connection.
+    witness: Option<Witness>,
+}
+
+#[derive(Clone, Debug)]
+struct Witness {
+    connection: MultiplexedConnection,
+    /// How many replicas must confirm.
+    needed: u32,
 }
 
 /// A reason to look at a connection.
@@ -90,6 +107,7 @@ impl Wire {
             state: Mutex::new(down),
             generations: AtomicU64::new(0),
             trouble,
+            replicas: AtomicU32::new(0),
             channels: Mutex::default(),
         });
         shared.dial().await?;
@@ -106,6 +124,34 @@ impl Wire {
     /// one is the server's answer.
     pub(super) async fn send(&self, command: &Cmd) -> Result<Result<Value, RedisError>> {
         self.shared.send(command).await
+    }
+
+    /// Sends a command that may grant; says whether enough replicas have it.
+    ///
+    /// The server counts what was written on this very connection, so the
+    /// question must follow the command on it.
+    pub(super) async fn send_firm(
+        &self,
+        command: &Cmd,
+    ) -> Result<Result<(Value, bool), RedisError>> {
+        let (generation, lines) = self.shared.lines()?;
+        let Some(Witness { connection, needed }) = lines.witness else {
+            return Ok(self.shared.send(command).await?.map(|value| (value, true)));
+        };
+        let value = match self.shared.send_on(generation, connection.clone(), command).await? {
+            Ok(value) => value,
+            Err(error) => return Ok(Err(error)),
+        };
+        if !is_grant(&value) {
+            return Ok(Ok((value, true)));
+        }
+        let mut wait = cmd("WAIT");
+        let limit = self.shared.redis.command / 2;
+        wait.arg(needed).arg(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX).max(1));
+        // Without an answer nobody knows, so it does not count.
+        let answer = self.shared.send_on(generation, connection, &wait).await;
+        let confirmed = matches!(answer, Ok(Ok(Value::Int(count))) if count >= i64::from(needed));
+        Ok(Ok((value, confirmed)))
     }
 
     /// Sends a command to a node that is about to take over its slot.
@@ -169,8 +215,12 @@ impl Shared {
     }
 
     fn current(&self) -> Result<(u64, MultiplexedConnection)> {
+        self.lines().map(|(generation, lines)| (generation, lines.connection))
+    }
+
+    fn lines(&self) -> Result<(u64, Lines)> {
         match &*self.state() {
-            State::Up { generation, connection } => Ok((*generation, connection.clone())),
+            State::Up { generation, lines } => Ok((*generation, lines.clone())),
             State::Down { why } => Err(why.clone()),
         }
     }
@@ -180,7 +230,16 @@ impl Shared {
     }
 
     async fn send(&self, command: &Cmd) -> Result<Result<Value, RedisError>> {
-        let (generation, mut connection) = self.current()?;
+        let (generation, connection) = self.current()?;
+        self.send_on(generation, connection, command).await
+    }
+
+    async fn send_on(
+        &self,
+        generation: u64,
+        mut connection: MultiplexedConnection,
+        command: &Cmd,
+    ) -> Result<Result<Value, RedisError>> {
         let mut flight = Flight { shared: self, generation, sent: Instant::now(), landed: false };
         let limit = self.redis.command;
         let answer =
@@ -205,15 +264,15 @@ impl Shared {
         let generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
         let limit = self.redis.connect;
         let dialled = tokio::time::timeout(limit, self.connect(generation)).await;
-        let connection = dialled.unwrap_or_else(|_| {
+        let lines = dialled.unwrap_or_else(|_| {
             let text = format!("no connection within {limit:?}");
             Err(Error::new(ErrorKind::Unreachable, text))
         })?;
-        *self.state() = State::Up { generation, connection };
+        *self.state() = State::Up { generation, lines };
         Ok(())
     }
 
-    async fn connect(self: &Arc<Self>, generation: u64) -> Result<MultiplexedConnection> {
+    async fn connect(self: &Arc<Self>, generation: u64) -> Result<Lines> {
         let pushed = Arc::downgrade(self);
         let config = AsyncConnectionConfig::new()
             // Both limits are our own: one for the whole of connecting, one
@@ -233,7 +292,26 @@ impl Shared {
         };
         let connection = address::connect(&self.redis, &place, &config).await?;
         self.greet(&connection).await?;
-        Ok(connection)
+        let witness = match self.redis.confirm {
+            Confirm::None => None,
+            _ => Some(self.witness(&place).await?),
+        };
+        Ok(Lines { connection, witness })
+    }
+
+    /// Connects once more, for grants that replicas must confirm.
+    async fn witness(&self, place: &Place) -> Result<Witness> {
+        let config =
+            AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+        let mut connection = address::connect(&self.redis, place, &config).await?;
+        let mut info = cmd("INFO");
+        info.arg("replication");
+        let info = info.query_async::<String>(&mut connection).await.map_err(refused_connection)?;
+        let count = info.lines().find_map(|line| line.strip_prefix("connected_slaves:"));
+        let count = count.and_then(|count| count.trim().parse().ok()).unwrap_or(0);
+        // A replica that is away for the moment still counts.
+        let replicas = self.replicas.fetch_max(count, Ordering::Relaxed).max(count);
+        Ok(Witness { connection, needed: self.redis.confirm.needed(replicas) })
     }
 
     /// Subscribes, loads the scripts, and sees whether locks can be had here.
@@ -283,7 +361,17 @@ impl Shared {
     fn on_push(&self, generation: u64, info: PushInfo) {
         match info.kind {
             PushKind::Message | PushKind::SMessage => {
-                if let Some(event) = push::read(&self.redis.prefix, &info.data) {
+                let event = match push::read(&self.redis.prefix, &info.data) {
+                    // Replicas must confirm it first: the guard is made by the
+                    // renewal that this nudge brings about.
+                    Some(Event::HandedOver { claim, .. })
+                        if self.redis.confirm != Confirm::None =>
+                    {
+                        Some(Event::Nudge(claim))
+                    }
+                    event => event,
+                };
+                if let Some(event) = event {
                     self.seat.events.push(event);
                 }
             }
@@ -357,6 +445,12 @@ impl Shared {
     fn label(&self) -> Arc<str> {
         self.redis.label()
     }
+}
+
+/// Whether a script's answer is a grant.
+fn is_grant(value: &Value) -> bool {
+    matches!(value, Value::Array(words)
+        if matches!(words.first(), Some(Value::BulkString(word)) if word == b"held"))
 }
 
 fn no_answer(limit: Duration) -> Error {

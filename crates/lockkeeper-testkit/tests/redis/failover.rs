@@ -81,6 +81,7 @@ async fn a_cluster_node_that_dies_is_followed() {
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     assert!(verified(&guard, Duration::from_secs(18)).await, "{:?}", guard.state());
     println!("renewed by the new master {:?} after the old one died", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(8), "found after {:?}", start.elapsed());
     assert_eq!(guard.state(), State::Held);
     assert_eq!(guard.release().await.unwrap(), Released::Released);
     drop(locked(&keeper, "slot", lease(5)).await);

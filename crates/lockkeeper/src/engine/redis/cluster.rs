@@ -15,7 +15,7 @@ use super::config::{Confirm, Place, Redis, tcp};
 use super::fault::told;
 use super::push;
 use super::reply::strange;
-use super::route::{Answered, Weight, evaluate, run_on};
+use super::route::{Answered, Call, Weight};
 use super::scripts::Script;
 use super::wire::{Target, Wire};
 use crate::engine::{Event, Seat};
@@ -91,14 +91,17 @@ impl Cluster {
         // refused instead of read in part.
         let keys: Vec<String> = SUFFIXES.iter().map(|suffix| format!("{key}{suffix}")).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let command = evaluate(script, &keys, &channels, arguments);
+        let call = Call { script, keys: &keys, channels: &channels, arguments };
         let mut place = shared.owner(slot)?;
         for _ in 0..HOPS {
             let wire = shared.wire(&place).await?;
-            let shard = wire.shard();
-            let error = match wire.subscribe(&channel).await? {
-                Ok(()) => match run_on(&wire, script, &command, weight).await? {
-                    Ok((value, confirmed)) => return Ok(Answered { value, shard, confirmed }),
+            // Where nobody answers, the map may know better soon.
+            let silent = |_: &Error| shared.news.notify_one();
+            let error = match wire.subscribe(&channel).await.inspect_err(silent)? {
+                Ok(()) => match call.run(&wire, weight).await.inspect_err(silent)? {
+                    Ok((value, confirmed)) => {
+                        return Ok(Answered { value, shard: wire.shard(), confirmed });
+                    }
                     Err(error) => error,
                 },
                 Err(error) => error,
@@ -108,12 +111,11 @@ impl Cluster {
                 return Err(wire.judge(error, key));
             };
             if asks {
-                let wire = shared.wire(&next).await?;
-                let answer = wire.send_asking(&command).await?;
+                let answer = shared.wire(&next).await?.send_asking(&call.by_hash()).await?;
                 let value = answer.map_err(|error| asked(error, key))?;
                 // Not where replicas could be asked: a grant is given back.
                 let confirmed = weight == Weight::Plain || shared.redis.confirm == Confirm::None;
-                return Ok(Answered { value, shard, confirmed });
+                return Ok(Answered { value, shard: wire.shard(), confirmed });
             }
             shared.moved(slot, next.clone());
             place = next;

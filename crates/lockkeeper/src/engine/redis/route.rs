@@ -4,7 +4,6 @@ use redis::{Cmd, RedisError, Value, cmd};
 
 use super::cluster::Cluster;
 use super::config::{Redis, Topology};
-use super::fault::told;
 use super::push;
 use super::scripts::Script;
 use super::wire::{Target, Wire};
@@ -58,8 +57,8 @@ impl Route {
     ) -> Result<Answered> {
         match self {
             Route::One { wire, channels } => {
-                let command = evaluate(script, &[key], channels, arguments);
-                let answer = run_on(wire, script, &command, weight).await?;
+                let call = Call { script, keys: &[key], channels, arguments };
+                let answer = call.run(wire, weight).await?;
                 let (value, confirmed) = answer.map_err(|error| wire.judge(error, key))?;
                 Ok(Answered { value, shard: wire.shard(), confirmed })
             }
@@ -99,33 +98,44 @@ impl Route {
     }
 }
 
-/// The command that runs a script.
-pub(super) fn evaluate(script: &Script, keys: &[&str], channels: &str, arguments: &[&str]) -> Cmd {
-    let mut command = cmd("EVALSHA");
-    command.arg(&script.hash).arg(keys.len()).arg(keys).arg(channels).arg(arguments);
-    command
+/// A script with everything it is to be run with.
+pub(super) struct Call<'a> {
+    pub(super) script: &'a Script,
+    pub(super) keys: &'a [&'a str],
+    pub(super) channels: &'a str,
+    pub(super) arguments: &'a [&'a str],
 }
 
-/// Runs a script on one server, which may have forgotten it; says whether the
-/// answer is confirmed.
-pub(super) async fn run_on(
-    wire: &Wire,
-    script: &Script,
-    command: &Cmd,
-    weight: Weight,
-) -> Result<Result<(Value, bool), RedisError>> {
-    let send = async || match weight {
-        Weight::Plain => Ok(wire.send(command).await?.map(|value| (value, true))),
-        Weight::Firm => wire.send_firm(command).await,
-    };
-    match send().await? {
-        Err(error) if error.code() == Some("NOSCRIPT") => {
-            let mut load = cmd("SCRIPT");
-            load.arg("LOAD").arg(&script.code);
-            // Nothing ran yet, so whatever fails here changed nothing.
-            wire.send(&load).await?.map_err(|error| told(error, ""))?;
-            send().await
+impl Call<'_> {
+    /// The command that names the script by its hash.
+    pub(super) fn by_hash(&self) -> Cmd {
+        self.command("EVALSHA", &self.script.hash)
+    }
+
+    fn command(&self, verb: &str, script: &str) -> Cmd {
+        let mut command = cmd(verb);
+        command.arg(script).arg(self.keys.len()).arg(self.keys);
+        command.arg(self.channels).arg(self.arguments);
+        command
+    }
+
+    /// Runs it on one server; says whether the answer is confirmed.
+    pub(super) async fn run(
+        &self,
+        wire: &Wire,
+        weight: Weight,
+    ) -> Result<Result<(Value, bool), RedisError>> {
+        let send = async |command: &Cmd| match weight {
+            Weight::Plain => Ok(wire.send(command).await?.map(|value| (value, true))),
+            Weight::Firm => wire.send_firm(command).await,
+        };
+        match send(&self.by_hash()).await? {
+            // Forgotten. Loading it first could be in vain once more; this
+            // brings it along, and the server keeps it.
+            Err(error) if error.code() == Some("NOSCRIPT") => {
+                send(&self.command("EVAL", &self.script.code)).await
+            }
+            answer => Ok(answer),
         }
-        answer => Ok(answer),
     }
 }

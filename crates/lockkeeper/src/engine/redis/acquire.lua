@@ -9,24 +9,27 @@
 -- Sent again with the same claim it finds the grant or the ticket and renews it.
 
 local insist = false
--- @include head.lua
+-- @include start.lua
 
 local claim, mode, lease, delay = ARGV[2], ARGV[3], tonumber(ARGV[6]), tonumber(ARGV[7])
 local kind = mode == 'x' and 'm' or mode == 'p' and 's' or 'r'
 local under, about, intent, floor = ARGV[9], ARGV[10], ARGV[11], tonumber(ARGV[12])
 
--- The common case, without a look beside the record: free, nobody near it.
-if r and mode ~= 'r' and mode ~= 'p' and r.flags == '-' and r.ends == 0 and r.closed <= now
-  and r.kind == kind and under == '-' then
-  local token = math.max(r.counter + 1, now, floor)
-  if token <= LARGEST then
-    r.counter, r.token, r.claim, r.ends, r.since, r.delay = token, token, claim, now + lease, now, delay
-    r.about = about
-    write()
-    return { 'held', string.format('%.0f', token), 0 }
+-- The common case, without a look beside the record: of this kind, no flags,
+-- nobody in it. What stays as it is is not even read as a number.
+if raw and mode ~= 'r' and mode ~= 'p' and under == '-' then
+  local counter, middle, closed = string.match(raw, '^1 ' .. kind .. ' %- (%d+) (%d+ %d+ %d+) (%d+) 0 ')
+  local token = counter and math.max(tonumber(counter) + 1, now, floor)
+  if token and token <= LARGEST and tonumber(closed) <= now then
+    local text = string.format('%.0f', token)
+    redis.call('SET', K, string.format('1 %s - %s %s %s %.0f %.0f %s %s %s - %s',
+      kind, text, middle, closed, now + lease, now, ARGV[7], text, claim, about),
+      'PX', math.floor(RETENTION + lease / 1000))
+    return { 'held', text, 0 }
   end
 end
 
+-- @include head.lua
 -- @include body.lua
 
 local count, of = tonumber(ARGV[4]), tonumber(ARGV[5])

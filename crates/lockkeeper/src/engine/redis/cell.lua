@@ -11,6 +11,7 @@
 -- Reply absent · latch LEFT ID · capacity N · fence TOKEN · refused kind KIND
 
 local insist = false
+-- @include start.lua
 -- @include head.lua
 -- @include body.lua
 

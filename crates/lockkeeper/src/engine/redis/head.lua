@@ -1,30 +1,10 @@
--- Part of every script: the server's time, and the record of the name.
---
--- KEYS[1]  the record, PREFIX{NAME}; the other keys of the name start with it
---          (see body.lua) and share its hash tag, so they share its slot
---
--- A script runs alone on the server, so whatever it reads stays true until it
--- ends: that is all the atomicity there is, and all that is needed.
---
--- Numbers: microseconds of this century fit a double exactly, but `..` and
--- tostring() would print them as 1.76e+15. Only %.0f, command arguments and
--- integer replies are exact.
+-- Part of every script, after its short cut: the record, read and written.
 --
 -- `insist`, set by the script: whether the record is written though the server
 -- is out of memory.
 
-local K = KEYS[1]
-local RETENTION = 86400000 -- ms that an idle name is remembered: its tokens, kind and capacity
-local TICKET = 2000000 -- µs that a place in the queue lives unrefreshed
-local REMEMBER = 60000000 -- µs that a finished claim is remembered
-local LARGEST = 9007199254740991 -- the largest token that a double can count to
-
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
-
 -- The record. `ends` is the end of the exclusive holder's lease, 0 for none.
 local r
-local raw = redis.call('GET', K)
 if raw then
   local kind, flags, counter, ticket, cap, used, closed, ends, since, delay, token, claim, revoked, about =
     string.match(raw, '^1 (%l) (%S+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (%S+) (.*)$')

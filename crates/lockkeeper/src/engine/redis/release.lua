@@ -6,17 +6,22 @@
 -- Reply held MORE · queued MORE · nothing MORE
 
 local insist = true
--- @include head.lua
+-- @include start.lua
 
 local claim, linger, unsure = ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
 
 -- The common case: the exclusive holder, and nobody near it.
-if r and r.flags == '-' and r.claim == claim and r.ends > now and linger == 0 and not unsure then
-  r.ends, r.since, r.delay, r.token, r.claim, r.revoked, r.about = 0, 0, 0, 0, '-', '-', ''
-  write()
-  return { 'held', 0 }
+if raw and linger == 0 and not unsure then
+  local kept, closed, ends, holder =
+    string.match(raw, '^(1 %l %- %d+ %d+ %d+ %d+ (%d+)) (%d+) %d+ %d+ %d+ (%S+) ')
+  if holder == claim and tonumber(ends) > now and tonumber(closed) <= now then
+    local done = redis.pcall('SET', K, kept .. ' 0 0 0 0 - - ', 'PX', RETENTION)
+    -- Out of memory: the long way knows what to do.
+    if not done.err then return { 'held', 0 } end
+  end
 end
 
+-- @include head.lua
 -- @include body.lua
 
 local found = 'nothing'

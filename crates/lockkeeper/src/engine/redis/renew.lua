@@ -7,6 +7,7 @@
 -- A believed place that turns out to be granted is confirmed for the lease.
 
 local insist = true
+-- @include start.lua
 -- @include head.lua
 
 local claim, lease, floor = ARGV[2], tonumber(ARGV[5]), tonumber(ARGV[6])

@@ -7,6 +7,7 @@
 -- owner lets go or its lease ends. Now, the name is free at once.
 
 local insist = true
+-- @include start.lua
 -- @include head.lua
 -- @include body.lua
 

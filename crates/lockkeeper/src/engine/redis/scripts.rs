@@ -50,6 +50,7 @@ impl Scripts {
 /// every server would have to keep.
 fn script(source: &str) -> Script {
     let whole = source
+        .replace("-- @include start.lua", include_str!("start.lua"))
         .replace("-- @include head.lua", include_str!("head.lua"))
         .replace("-- @include body.lua", include_str!("body.lua"));
     let code: Vec<&str> = whole
@@ -69,13 +70,13 @@ mod tests {
 
     #[test]
     fn the_scripts_know_the_same_times() {
-        let head = include_str!("head.lua");
+        let start = include_str!("start.lua");
         for (name, number) in [
             ("RETENTION", Record::RETENTION.as_millis()),
             ("TICKET", TICKET.as_micros()),
             ("REMEMBER", REMEMBER.as_micros()),
         ] {
-            assert!(head.contains(&format!("local {name} = {number} --")), "{name}");
+            assert!(start.contains(&format!("local {name} = {number} --")), "{name}");
         }
     }
 }

@@ -27,10 +27,16 @@ pub(crate) fn may_move_terminal() -> bool {
 }
 
 /// Prepares the first moments of a child, between fork and exec: it dies with
-/// us, and it has the terminal before its first instruction if `terminal` is
-/// given. `heed` undoes what [`may_move_terminal`] did.
-pub(crate) fn prepare(command: &mut Command, terminal: Option<RawFd>, heed: bool) {
+/// us, its guardian knows it, and it has the terminal before its first
+/// instruction if `terminal` is given. `heed` undoes what [`may_move_terminal`] did.
+pub(crate) fn prepare(
+    command: &mut Command,
+    guardian: Option<&Guardian>,
+    terminal: Option<RawFd>,
+    heed: bool,
+) {
     let parent = rustix::process::getpid();
+    let guardian = guardian.map(|guardian| guardian.alive.as_raw_fd());
     let first_moments = move || {
         #[cfg(target_os = "linux")]
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -38,9 +44,15 @@ pub(crate) fn prepare(command: &mut Command, terminal: Option<RawFd>, heed: bool
         if rustix::process::getppid() != Some(parent) {
             return Err(io::ErrorKind::Interrupted.into());
         }
-        if let Some(terminal) = terminal {
-            // SAFETY: the descriptor stays open in the parent until the spawn is over.
-            unsafe { libc::tcsetpgrp(terminal, libc::getpid()) };
+        // SAFETY: system calls on descriptors that stay open until the spawn is over.
+        unsafe {
+            let group = libc::getpid();
+            if let Some(guardian) = guardian {
+                libc::write(guardian, (&raw const group).cast(), size_of::<i32>());
+            }
+            if let Some(terminal) = terminal {
+                libc::tcsetpgrp(terminal, group);
+            }
         }
         if heed {
             set_action(libc::SIGTTOU, libc::SIG_DFL);
@@ -91,30 +103,30 @@ fn set_action(signal: i32, action: libc::sighandler_t) {
 }
 
 /// A process of ours that outlives us by a moment: when we are killed, it
-/// kills the child's group, then ends.
+/// kills the command's group, then ends.
 ///
-/// The parent-death signal reaches the child alone; its own children need
-/// this. A fork shares our open files, so an engine that knows the living by
-/// their file locks passes our locks on only after the group is gone.
+/// The parent-death signal reaches the command alone; its own children need
+/// this. It is posted before the command is, which tells it its group with
+/// its first breath: there is no moment in which a group runs unguarded.
 #[derive(Debug)]
 pub(crate) struct Guardian {
     pid: Pid,
-    /// Closed by the kernel when we die.
-    _alive: OwnedFd,
+    /// Carries the group's id, and is closed by the kernel when we die.
+    alive: OwnedFd,
 }
 
 impl Guardian {
-    /// Posts a guardian for a process group.
-    pub(crate) fn post(group: Pid) -> io::Result<Self> {
+    /// Posts a guardian.
+    pub(crate) fn post() -> io::Result<Self> {
         let (heard, alive) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let (ear, mouth) = (heard.as_raw_fd(), alive.as_raw_fd());
         // SAFETY: the child makes system calls only, and never returns.
         let pid = match unsafe { libc::fork() } {
             -1 => return Err(io::Error::last_os_error()),
-            0 => unsafe { guard(group.as_raw_pid(), ear, mouth) },
+            0 => unsafe { guard(ear, mouth) },
             pid => Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidData)?,
         };
-        Ok(Guardian { pid, _alive: alive })
+        Ok(Guardian { pid, alive })
     }
 
     /// The process, which is a child of ours but not the command's.
@@ -135,7 +147,7 @@ impl Drop for Guardian {
 ///
 /// # Safety
 /// Only for the child of a fork: it never returns.
-unsafe fn guard(group: i32, ear: RawFd, mouth: RawFd) -> ! {
+unsafe fn guard(ear: RawFd, mouth: RawFd) -> ! {
     // SAFETY: system calls on our own descriptors and locals; nothing allocates or locks.
     unsafe {
         // Our handlers write into a pipe that is shared with our parent.
@@ -147,9 +159,13 @@ unsafe fn guard(group: i32, ear: RawFd, mouth: RawFd) -> ! {
         #[cfg(target_os = "linux")]
         libc::prctl(libc::PR_SET_NAME, c"lockkeeper-grd".as_ptr());
         libc::close(mouth);
-        let mut byte = 0u8;
-        // Nothing is ever written: this returns when the last writer, our parent, is dead.
-        libc::read(ear, (&raw mut byte).cast(), 1);
+        let (mut group, mut nothing) = (0i32, 0u8);
+        let told = libc::read(ear, (&raw mut group).cast(), size_of::<i32>());
+        // Returns when the last writer, our parent, is dead.
+        libc::read(ear, (&raw mut nothing).cast(), 1);
+        if told != size_of::<i32>() as isize || group <= 1 {
+            libc::_exit(0);
+        }
         let millisecond = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
         for _ in 0..5_000 {
             if libc::kill(-group, libc::SIGKILL) != 0 || !crate::procs::group_lives(group) {

@@ -53,14 +53,15 @@ impl Group {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).process_group(0);
         environment.put_into(&mut command);
-        sys::prepare(&mut command, terminal.to_hand_over(), terminal.heed);
+        // Without a guardian, a kill -9 of ours would still end the command itself.
+        let guardian = Guardian::post().ok();
+        let tty = terminal.to_hand_over();
+        sys::prepare(&mut command, guardian.as_ref(), tty, terminal.heed);
         // Orphans of the group become our children, so that we hear of their end.
         #[cfg(target_os = "linux")]
         let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
         let child = command.spawn().map_err(|error| refused(words, &error))?;
         let leader = Pid::from_child(&child);
-        // Without a guardian, a kill -9 of ours would still end the command itself.
-        let guardian = Guardian::post(leader).ok();
         Ok(Group { leader, exit: None, guardian })
     }
 

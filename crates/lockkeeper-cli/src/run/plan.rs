@@ -18,6 +18,10 @@ const KILL_AFTER: Duration = Duration::from_secs(10);
 /// No command needs longer than this to die of KILL.
 const MAX_MARGIN: Duration = Duration::from_millis(500);
 
+/// How long a name stays closed if we are killed: the guardian's time to end
+/// the command's group, on engines that notice a death at once.
+const LAST_ACT: Duration = Duration::from_millis(50);
+
 /// A run that makes sense.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -41,6 +45,7 @@ impl Plan {
         let mut options =
             LockOptions::default().with_lease(args.lease).with_min_hold(args.min_hold);
         options.wait = args.wait;
+        options.lock_delay = LAST_ACT;
         options.max_hold = args.max_hold;
         options.note = args.note;
         options.who = args.owner;

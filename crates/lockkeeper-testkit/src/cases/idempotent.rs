@@ -82,8 +82,8 @@ pub async fn a_lost_count_down_counts_once(stage: &Stage) {
     let (keeper, faults) = stage.faulty().await;
     let lost = AtomicU32::new(0);
     faults.plan(move |call| {
-        let first = lost.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
-        (call.method == Method::Cell && first).then_some(Fault::LoseReply)
+        let odd = lost.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+        (call.method == Method::Cell && odd).then_some(Fault::LoseReply)
     });
     let latch = keeper.latch(&name);
     assert!(latch.set(3).await.unwrap());

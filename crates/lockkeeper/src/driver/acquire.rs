@@ -27,7 +27,9 @@ impl Driver {
                 let _ = ask.reply.send(Ok(None));
                 return;
             }
-            if line.len() >= ask.terms.max_waiters as usize {
+            // Who only tries takes no place.
+            let full = line.len() >= ask.terms.max_waiters as usize;
+            if full && ask.intent != Intent::Try {
                 let text = format!("{} of this keeper wait already (max_waiters)", line.len());
                 let _ = ask.reply.send(Err(Error::new(ErrorKind::TooMany, text)));
                 return;

@@ -8,7 +8,10 @@
 pub mod cases;
 pub mod child;
 pub mod explore;
+pub mod fleet;
 pub mod history;
+pub mod proxy;
+pub mod server;
 mod stage;
 pub mod start;
 

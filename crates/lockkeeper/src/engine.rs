@@ -25,6 +25,8 @@ use crate::token::{ClaimId, KeeperId, Token};
 #[cfg(all(unix, feature = "local"))]
 pub mod local;
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 /// How long a place in a queue lives when its keeper falls silent.
 pub const TICKET: Duration = Duration::from_secs(2);

@@ -75,6 +75,8 @@ pub use driver::link::Waiting;
 #[cfg(all(unix, feature = "local"))]
 pub use engine::local::Local;
 pub use engine::memory::Memory;
+#[cfg(feature = "redis")]
+pub use engine::redis::{Confirm, Redis};
 pub use engine::{Connect, Engine};
 pub use error::{Error, ErrorKind, Result};
 pub use fence::Fence;

@@ -6,4 +6,8 @@ mod meta;
 mod rules;
 
 lockkeeper_testkit::conformance! { memory_engine: lockkeeper_testkit::start::memory }
+lockkeeper_testkit::conformance! { redis: lockkeeper_testkit::start::redis }
 lockkeeper_testkit::conformance! { local_engine: lockkeeper_testkit::start::local }
+lockkeeper_testkit::conformance! { redis_tls: lockkeeper_testkit::start::redis_tls }
+lockkeeper_testkit::conformance! { redis_sentinel: lockkeeper_testkit::start::redis_sentinel }
+lockkeeper_testkit::conformance! { redis_cluster: lockkeeper_testkit::start::redis_cluster }

@@ -1,0 +1,148 @@
+//! How much a lock asks of the server: counted by the server itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::engine::{
+    About, Belief, Claim, Event, Events, Intent, Keep, Mode, Release, Seat, Standing,
+};
+use lockkeeper::{ClaimId, Clock, Engine, Keeper, KeeperId, LockName, Token};
+use lockkeeper_testkit::server::RedisServer;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+/// How many scripts the server has run, and for how many microseconds.
+fn scripts(server: &RedisServer) -> (u64, u64) {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:"));
+    let field = |name: &str| {
+        let value = line.and_then(|line| line.split(',').find_map(|f| f.strip_prefix(name)));
+        value.map_or(0, |value| value.trim().parse().expect("a number"))
+    };
+    (field("calls="), field("usec="))
+}
+
+/// What clients sent that was neither a script nor the kit's own questions.
+fn others(server: &RedisServer) -> u64 {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let known = ["subscribe", "script|load", "hello", "client|setinfo", "select", "ping"];
+    let calls = |line: &str| {
+        let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+        known.contains(&name).then(|| rest.split(',').next()?.parse::<u64>().ok())?
+    };
+    stats.lines().filter_map(calls).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_commands_per_uncontended_lock_and_release() {
+    let server = RedisServer::start();
+    let keeper = Keeper::connect(&server.url()).await.unwrap();
+    let mutex = keeper.mutex("solo");
+    drop(mutex.lock().await.unwrap().release().await.unwrap());
+    let ((before, _), quiet) = (scripts(&server), others(&server));
+    for _ in 0..200 {
+        let _ = mutex.lock().await.unwrap().release().await.unwrap();
+    }
+    assert_eq!(scripts(&server).0 - before, 400);
+    assert_eq!(others(&server), quiet, "something beside the scripts was sent");
+}
+
+/// A name with many waiters, worked at the seam.
+struct Queue {
+    engine: Arc<dyn Engine>,
+    pushed: UnboundedReceiver<Event>,
+    claims: Vec<Arc<Claim>>,
+}
+
+impl Queue {
+    async fn of(server: &RedisServer, waiters: u64) -> Self {
+        let (events, pushed) = Events::channel();
+        let keeper = KeeperId::from_number(u128::from(waiters));
+        let seat = Seat { keeper, clock: Clock::system(), events };
+        let engine = lockkeeper::engine::at(&server.url()).unwrap().open(seat).await.unwrap();
+        let claim = |number| {
+            Arc::new(Claim {
+                id: ClaimId { keeper, number, turn: 0 },
+                name: LockName::new(format!("queue-{waiters}")).unwrap(),
+                mode: Mode::Exclusive,
+                lease: Duration::from_secs(60),
+                margin: Duration::ZERO,
+                lock_delay: Duration::ZERO,
+                max_waiters: 100_000,
+                under: None,
+                about: Arc::new(About::default()),
+            })
+        };
+        let claims: Vec<_> = (0..=waiters).map(claim).collect();
+        let mut first = Vec::new();
+        for batch in claims.chunks(500) {
+            let asked = batch.iter().map(|claim| engine.acquire(claim, Intent::Queue, Token::ZERO));
+            let answers = futures_util::future::join_all(asked).await;
+            for (claim, answer) in batch.iter().zip(answers) {
+                if let Standing::Queued(place) = answer.unwrap()
+                    && first.len() < 50
+                {
+                    let belief = Belief::Queued { ticket: place.ticket };
+                    first.push(Keep { claim: claim.clone(), belief, floor: Token::ZERO });
+                }
+            }
+            // A long queue takes long to build; those at its head stay alive.
+            let kept = engine.renew(&first).await;
+            assert!(kept.iter().all(|kept| matches!(kept, Ok(Standing::Queued(_)))), "{kept:?}");
+        }
+        Queue { engine, pushed, claims }
+    }
+
+    /// Passes the name on once; returns the winner's place in the order of arrival.
+    async fn hand_over(&mut self, holder: usize) -> usize {
+        let how = Release { linger: Duration::ZERO, unsure: false };
+        self.engine.release(&self.claims[holder], how).await.unwrap();
+        let heard = tokio::time::timeout(Duration::from_secs(2), self.pushed.recv()).await;
+        let Ok(Some(Event::HandedOver { claim, token, .. })) = heard else {
+            panic!("not handed over: {heard:?}");
+        };
+        let winner = usize::try_from(claim.number).unwrap();
+        let (claim, belief) = (self.claims[winner].clone(), Belief::Held { token });
+        let keep = Keep { claim, belief, floor: Token::ZERO };
+        let confirmed = self.engine.renew(&[keep]).await.remove(0).unwrap();
+        assert!(matches!(confirmed, Standing::Held(_)), "{confirmed:?}");
+        winner
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_commands_per_hand_over_however_many_wait() {
+    let server = RedisServer::start();
+    for waiters in [2, 100, 1000] {
+        let mut queue = Queue::of(&server, waiters).await;
+        let before = scripts(&server).0;
+        let turns = (waiters as usize).min(40);
+        for turn in 0..turns {
+            assert_eq!(queue.hand_over(turn).await, turn + 1, "out of order");
+        }
+        assert_eq!(scripts(&server).0 - before, 2 * turns as u64, "with {waiters} waiters");
+    }
+}
+
+/// The server's own time for a hand-over hardly depends on how many wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_over_costs_the_same_with_ten_thousand_waiters() {
+    let server = RedisServer::start();
+    let mut cost = Vec::new();
+    for waiters in [10, 10_000] {
+        // The best of several: others share this machine.
+        let mut best = f64::MAX;
+        for _ in 0..3 {
+            let mut queue = Queue::of(&server, waiters).await;
+            let before = scripts(&server);
+            for turn in 0..10 {
+                assert_eq!(queue.hand_over(turn).await, turn + 1, "out of order");
+            }
+            let after = scripts(&server);
+            best = best.min((after.1 - before.1) as f64 / 10.0);
+            server.cli(&["FLUSHALL"]);
+        }
+        println!("{waiters} waiters: {best:.1} µs of server time per hand-over");
+        cost.push(best);
+    }
+    assert!(cost[1] <= 2.0 * cost[0], "{cost:?}");
+}

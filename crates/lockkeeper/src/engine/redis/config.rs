@@ -1,0 +1,573 @@
+//! Where a Redis is and how to talk to it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::RedisEngine;
+use crate::engine::{Connect, Engine, Seat};
+use crate::error::{Error, Result, invalid};
+
+/// The port of a URL that names none.
+const PORT: u16 = 6379;
+/// The port of a sentinel that a URL names without one.
+const SENTINEL_PORT: u16 = 26379;
+/// The start of every key and channel unless the URL says otherwise.
+const PREFIX: &str = "lk:";
+/// The longest prefix, in bytes.
+const MAX_PREFIX: usize = 128;
+
+/// Opens engines on a Redis server, from a URL or from typed settings.
+///
+/// | URL | |
+/// |---|---|
+/// | `redis://[user:password@]host[:port][/database]` | one server, over TCP |
+/// | `redis+unix:///path/to/socket` | one server, over a Unix socket |
+/// | `redis+sentinel://[user:password@]h1[:port],h2,…/master[/database]` | the master that these sentinels name |
+/// | `redis+cluster://[user:password@]h1[:port],h2,…` | a cluster, found through any of these nodes |
+/// | `rediss://`, `rediss+sentinel://`, `rediss+cluster://` | the same, encrypted (feature `tls`) |
+///
+/// Parameters after `?`: `prefix` (of all keys and channels, `lk:`), `connect` and
+/// `command` (limits as in `300ms` or `2s`, one second each), `db`, `user`, `password`,
+/// `sentinel_user` and `sentinel_password`, `confirm` (`none`, `one`, `majority` or `all`
+/// replicas, see [`Confirm`]), and `ca` (a file of certificates to trust instead of the
+/// system's). Reserved characters in any part are written as `%XX`.
+///
+/// # Examples
+/// ```no_run
+/// use lockkeeper::{Keeper, Redis};
+///
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// let keeper = Keeper::connect("redis://localhost/0?prefix=shop:").await?;
+/// // The same, with typed settings:
+/// let redis = Redis::at("localhost", 6379)?.with_prefix("shop:")?;
+/// let keeper = Keeper::new(redis).await?;
+/// # Ok::<(), lockkeeper::Error>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Redis {
+    pub(super) topology: Topology,
+    pub(super) user: Option<String>,
+    pub(super) password: Option<String>,
+    pub(super) sentinel_user: Option<String>,
+    pub(super) sentinel_password: Option<String>,
+    pub(super) database: u32,
+    pub(super) prefix: String,
+    pub(super) connect: Duration,
+    pub(super) command: Duration,
+    pub(super) tls: bool,
+    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "only encryption reads it"))]
+    pub(super) ca: Option<PathBuf>,
+    pub(super) confirm: Confirm,
+}
+
+/// How many replicas must have a grant before a guard is made of it.
+///
+/// A grant that fewer confirm in time is given back and asked for anew. A
+/// failover to a replica that has not confirmed it can still forget it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Confirm {
+    /// None: the master's word is enough.
+    #[default]
+    None,
+    /// One.
+    One,
+    /// So many that they and the master are a majority of the servers.
+    Majority,
+    /// All that the master has had since this keeper met it.
+    All,
+}
+
+impl Confirm {
+    /// How many of a master's replicas must confirm; never none.
+    pub(super) fn needed(self, replicas: u32) -> u32 {
+        match self {
+            Confirm::None => 0,
+            Confirm::One => 1,
+            Confirm::Majority => replicas.div_ceil(2).max(1),
+            Confirm::All => replicas.max(1),
+        }
+    }
+}
+
+/// Which servers there are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Topology {
+    Single(Place),
+    Sentinel { sentinels: Vec<Place>, master: String },
+    Cluster { nodes: Vec<Place> },
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Place {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Place::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Place::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl Redis {
+    /// The server at a host and port.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for an empty host.
+    pub fn at(host: impl Into<String>, port: u16) -> Result<Self> {
+        let host = host.into();
+        if host.is_empty() {
+            return Err(bad("a redis URL needs a host"));
+        }
+        Ok(Redis::new(Topology::Single(Place::Tcp { host, port })))
+    }
+
+    /// The server behind a Unix socket.
+    pub fn at_socket(path: impl Into<PathBuf>) -> Self {
+        Redis::new(Topology::Single(Place::Unix(path.into())))
+    }
+
+    /// The master of this name, wherever these sentinels say it is.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) without sentinels or a name.
+    pub fn behind_sentinels(
+        sentinels: impl IntoIterator<Item = (String, u16)>,
+        master: impl Into<String>,
+    ) -> Result<Self> {
+        let (sentinels, master) = (places(sentinels)?, master.into());
+        if master.is_empty() {
+            return Err(bad("a master behind sentinels has a name"));
+        }
+        Ok(Redis::new(Topology::Sentinel { sentinels, master }))
+    }
+
+    /// The cluster that these nodes belong to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) without nodes.
+    pub fn cluster(nodes: impl IntoIterator<Item = (String, u16)>) -> Result<Self> {
+        Ok(Redis::new(Topology::Cluster { nodes: places(nodes)? }))
+    }
+
+    /// Reads a URL.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a URL that makes no
+    /// sense; the message never repeats a secret.
+    pub fn parse(url: &str) -> Result<Self> {
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| bad("not a redis URL"))?;
+        let (body, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (scheme, tls) = match scheme.strip_prefix("rediss") {
+            Some(rest) => (format!("redis{rest}"), true),
+            None => (scheme.to_owned(), false),
+        };
+        let mut redis = match scheme.as_str() {
+            "redis" | "redis+sentinel" | "redis+cluster" => Redis::parse_tcp(&scheme, body)?,
+            "redis+unix" if !tls => Redis::parse_unix(body)?,
+            _ => return Err(bad("not a redis URL")),
+        };
+        if tls && cfg!(not(feature = "tls")) {
+            return Err(bad("this program is built without encryption (feature tls)"));
+        }
+        redis.tls = tls;
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            redis = redis.with_parameter(key, &decode(value)?)?;
+        }
+        if matches!(redis.topology, Topology::Cluster { .. }) && redis.database != 0 {
+            return Err(bad("a cluster has no databases but 0"));
+        }
+        Ok(redis)
+    }
+
+    fn parse_tcp(scheme: &str, body: &str) -> Result<Self> {
+        // The last @: an unescaped one in a password is wrong, but must not
+        // make half of the password a host name.
+        let (login, body) = match body.rsplit_once('@') {
+            Some((login, body)) => (Some(login), body),
+            None => (None, body),
+        };
+        let (hosts, path) = body.split_once('/').unwrap_or((body, ""));
+        let port = if scheme == "redis+sentinel" { SENTINEL_PORT } else { PORT };
+        let places: Vec<Place> =
+            hosts.split(',').map(|place| tcp(place, port)).collect::<Result<_>>()?;
+        let (topology, database) = match scheme {
+            "redis+sentinel" => {
+                let (master, database) = path.split_once('/').unwrap_or((path, ""));
+                let master = decode(master)?;
+                if master.is_empty() {
+                    return Err(bad("a sentinel URL ends in the name of its master"));
+                }
+                (Topology::Sentinel { sentinels: places, master }, database)
+            }
+            "redis+cluster" => (Topology::Cluster { nodes: places }, path),
+            _ => match <[Place; 1]>::try_from(places) {
+                Ok([place]) => (Topology::Single(place), path),
+                Err(_) => return Err(bad("redis:// names one server; see redis+cluster://")),
+            },
+        };
+        let mut redis = Redis::new(topology);
+        if !database.is_empty() {
+            redis = redis.with_parameter("db", &decode(database)?)?;
+        }
+        if let Some(login) = login {
+            let (user, password) = login.split_once(':').unwrap_or((login, ""));
+            redis.user = filled(decode(user)?);
+            redis.password = filled(decode(password)?);
+        }
+        Ok(redis)
+    }
+
+    fn parse_unix(body: &str) -> Result<Self> {
+        let path = decode(body)?;
+        if !path.starts_with('/') {
+            return Err(bad("a redis socket is a whole path: redis+unix:///run/redis.sock"));
+        }
+        Ok(Redis::at_socket(path))
+    }
+
+    fn with_parameter(self, key: &str, value: &str) -> Result<Self> {
+        match key {
+            "db" => {
+                let database = value.parse();
+                Ok(self.with_database(database.map_err(|_| bad("a database is a number"))?))
+            }
+            "prefix" => self.with_prefix(value),
+            "connect" => Ok(self.with_connect_limit(span("connect", value)?)),
+            "command" => Ok(self.with_command_limit(span("command", value)?)),
+            "user" => Ok(Redis { user: filled(value.to_owned()), ..self }),
+            "password" => Ok(Redis { password: filled(value.to_owned()), ..self }),
+            "sentinel_user" => Ok(Redis { sentinel_user: filled(value.to_owned()), ..self }),
+            "sentinel_password" => {
+                Ok(Redis { sentinel_password: filled(value.to_owned()), ..self })
+            }
+            "confirm" => {
+                let confirm = match value {
+                    "none" => Confirm::None,
+                    "one" => Confirm::One,
+                    "majority" => Confirm::Majority,
+                    "all" => Confirm::All,
+                    _ => return Err(bad("confirm is none, one, majority or all")),
+                };
+                Ok(self.with_confirm(confirm))
+            }
+            "ca" if self.tls => Ok(Redis { ca: Some(value.into()), ..self }),
+            "ca" => Err(bad("certificates are for encrypted connections: rediss://")),
+            // It may be a secret that lost its name, so it is not repeated.
+            _ => Err(bad(
+                "a redis URL has no such parameter; there are prefix, connect, command, db, user, \
+                 password, sentinel_user, sentinel_password, confirm and ca",
+            )),
+        }
+    }
+
+    fn new(topology: Topology) -> Self {
+        Redis {
+            topology,
+            user: None,
+            password: None,
+            sentinel_user: None,
+            sentinel_password: None,
+            database: 0,
+            prefix: PREFIX.to_owned(),
+            connect: Duration::from_secs(1),
+            command: Duration::from_secs(1),
+            tls: false,
+            ca: None,
+            confirm: Confirm::None,
+        }
+    }
+
+    /// Logs in as this user. Without a user, a password is the server's own.
+    #[must_use]
+    pub fn with_login(mut self, user: Option<String>, password: impl Into<String>) -> Self {
+        (self.user, self.password) = (user, Some(password.into()));
+        self
+    }
+
+    /// Uses this database. Default: 0.
+    #[must_use]
+    pub fn with_database(mut self, database: u32) -> Self {
+        self.database = database;
+        self
+    }
+
+    /// Starts every key and channel with `prefix`. Default: `lk:`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a prefix that is too
+    /// long or holds braces, which say what a cluster keeps together.
+    pub fn with_prefix(mut self, prefix: impl Into<String>) -> Result<Self> {
+        let prefix = prefix.into();
+        if prefix.len() > MAX_PREFIX || prefix.contains(['{', '}']) {
+            return Err(bad(format!("a prefix has {MAX_PREFIX} bytes at most, and no braces")));
+        }
+        self.prefix = prefix;
+        Ok(self)
+    }
+
+    /// Makes a guard only of grants that so many replicas have. Default: none.
+    #[must_use]
+    pub fn with_confirm(mut self, confirm: Confirm) -> Self {
+        self.confirm = confirm;
+        self
+    }
+
+    /// Encrypts; trusts the certificates in the file `ca`, or the system's.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_tls(mut self, ca: Option<PathBuf>) -> Self {
+        (self.tls, self.ca) = (true, ca);
+        self
+    }
+
+    /// Waits this long for a connection. Default: one second.
+    #[must_use]
+    pub fn with_connect_limit(mut self, limit: Duration) -> Self {
+        self.connect = limit;
+        self
+    }
+
+    /// Waits this long for the answer to a command. Default: one second.
+    #[must_use]
+    pub fn with_command_limit(mut self, limit: Duration) -> Self {
+        self.command = limit;
+        self
+    }
+}
+
+#[async_trait]
+impl Connect for Redis {
+    fn label(&self) -> Arc<str> {
+        let prefix = match self.prefix.as_str() {
+            PREFIX => String::new(),
+            other => format!("prefix={}", encode(other)),
+        };
+        let scheme = if self.tls { "rediss" } else { "redis" };
+        let listed = |places: &[Place]| {
+            let places: Vec<String> = places.iter().map(Place::to_string).collect();
+            places.join(",")
+        };
+        let (base, sign) = match &self.topology {
+            Topology::Single(Place::Unix(path)) => {
+                (format!("redis+unix://{}?db={}", path.display(), self.database), '&')
+            }
+            Topology::Single(place) => (format!("{scheme}://{place}/{}", self.database), '?'),
+            Topology::Sentinel { sentinels, master } => {
+                let (hosts, master) = (listed(sentinels), encode(master));
+                (format!("{scheme}+sentinel://{hosts}/{master}/{}", self.database), '?')
+            }
+            Topology::Cluster { nodes } => (format!("{scheme}+cluster://{}", listed(nodes)), '?'),
+        };
+        if prefix.is_empty() { base.into() } else { format!("{base}{sign}{prefix}").into() }
+    }
+
+    async fn open(&self, seat: Seat) -> Result<Arc<dyn Engine>> {
+        Ok(Arc::new(RedisEngine::open(self.clone(), seat).await?))
+    }
+}
+
+impl fmt::Debug for Redis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Redis").field(&self.label()).finish()
+    }
+}
+
+fn bad(message: impl Into<String>) -> Error {
+    invalid(message).during("connect")
+}
+
+fn filled(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}
+
+fn places(hosts: impl IntoIterator<Item = (String, u16)>) -> Result<Vec<Place>> {
+    let places: Vec<Place> =
+        hosts.into_iter().map(|(host, port)| Place::Tcp { host, port }).collect();
+    let empty = |place: &Place| matches!(place, Place::Tcp { host, .. } if host.is_empty());
+    if places.is_empty() || places.iter().any(empty) {
+        return Err(bad("a redis needs a host"));
+    }
+    Ok(places)
+}
+
+/// Reads `host`, `host:port`, `[address]` or `[address]:port`.
+pub(super) fn tcp(place: &str, default: u16) -> Result<Place> {
+    let port = |text: &str| text.parse().map_err(|_| bad("a port is a number up to 65535"));
+    let (host, port) = if let Some(rest) = place.strip_prefix('[') {
+        let (host, rest) = rest.split_once(']').ok_or_else(|| bad("an address lacks its ]"))?;
+        match rest.strip_prefix(':') {
+            Some(text) => (host.to_owned(), port(text)?),
+            None if rest.is_empty() => (host.to_owned(), default),
+            None => return Err(bad("there is something between an address and its port")),
+        }
+    } else {
+        match place.split_once(':') {
+            Some((host, text)) => (decode(host)?, port(text)?),
+            None => (decode(place)?, default),
+        }
+    };
+    if host.is_empty() {
+        return Err(bad("a redis URL needs a host"));
+    }
+    Ok(Place::Tcp { host, port })
+}
+
+/// Reads `250ms`, `2s` or `1m`.
+fn span(key: &str, text: &str) -> Result<Duration> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let factor = match unit {
+        "ms" => Some(1),
+        "s" => Some(1000),
+        "m" => Some(60_000),
+        _ => None,
+    };
+    let millis = number.parse::<u64>().ok().zip(factor).map(|(n, f)| n.saturating_mul(f));
+    match millis {
+        Some(millis @ 1..=60_000) => Ok(Duration::from_millis(millis)),
+        _ => Err(bad(format!("{key} is a time from 1ms to 1m, such as 300ms or 2s"))),
+    }
+}
+
+/// Writes text with nothing but printable bytes and no space; `%XX` for the others.
+pub(super) fn encode(text: &str) -> String {
+    use fmt::Write;
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_graphic() && !b"%?&{}".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
+/// Reads what [`encode`] wrote, and what people write in URLs.
+pub(super) fn decode(text: &str) -> Result<String> {
+    let broken = || bad("a %XX in a redis URL is broken");
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        if byte != b'%' {
+            out.push(byte);
+            continue;
+        }
+        let (pair, after) = rest.split_at_checked(2).ok_or_else(broken)?;
+        let pair = std::str::from_utf8(pair).map_err(|_| broken())?;
+        out.push(u8::from_str_radix(pair, 16).map_err(|_| broken())?);
+        rest = after;
+    }
+    String::from_utf8(out).map_err(|_| broken())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorKind;
+
+    #[test]
+    fn a_url_names_everything() {
+        let url = "redis://me:p%40ss@[::1]:7000/3?prefix=shop%3A&connect=300ms&command=2s";
+        let redis = Redis::parse(url).unwrap();
+        assert_eq!(redis.topology, Topology::Single(tcp("[::1]:7000", PORT).unwrap()));
+        assert_eq!(redis.user.as_deref(), Some("me"));
+        assert_eq!(redis.password.as_deref(), Some("p@ss"));
+        assert_eq!((redis.database, redis.prefix.as_str()), (3, "shop:"));
+        assert_eq!(redis.connect, Duration::from_millis(300));
+        assert_eq!(redis.command, Duration::from_secs(2));
+        assert_eq!(&*redis.label(), "redis://[::1]:7000/3?prefix=shop:");
+    }
+
+    #[test]
+    fn a_short_url_has_defaults() {
+        let redis = Redis::parse("redis://host").unwrap();
+        assert_eq!(redis.topology, Topology::Single(tcp("host", PORT).unwrap()));
+        assert_eq!(&*redis.label(), "redis://host:6379/0");
+        let redis = Redis::parse("redis+unix:///run/r.sock?db=2").unwrap();
+        assert_eq!(redis.topology, Topology::Single(Place::Unix("/run/r.sock".into())));
+        assert_eq!(&*redis.label(), "redis+unix:///run/r.sock?db=2");
+        assert_eq!(Redis::parse("redis://:pw@h").unwrap().password.as_deref(), Some("pw"));
+    }
+
+    #[test]
+    fn several_servers_are_named_by_one_url() {
+        let redis = Redis::parse("redis+sentinel://:pw@a,b:1,[::1]/main/2").unwrap();
+        assert_eq!(redis.database, 2);
+        let label = "redis+sentinel://a:26379,b:1,[::1]:26379/main/2";
+        assert_eq!(&*redis.label(), label);
+        assert_eq!(&*Redis::parse(label).unwrap().label(), label);
+        let redis = Redis::parse("redis+cluster://u:pw@a:7000,b?prefix=x").unwrap();
+        assert_eq!(&*redis.label(), "redis+cluster://a:7000,b:6379?prefix=x");
+    }
+
+    #[test]
+    fn nonsense_is_refused_without_its_secrets() {
+        for url in [
+            "redis://",
+            "redis://u:hunter2@",
+            "redis://u:hunter2@h:x",
+            "redis://u:hun@ter2@h:99999",
+            "redis://u:hunter2@h/x",
+            "redis://u:hunter2@h?what=hunter2",
+            "redis://u:hunter2@h?hunter2",
+            "redis://u:hunter2@h?connect=hunter2",
+            "redis://u:hunter2%@h",
+            "redis://u:hunter2@h?prefix={hunter2}",
+            "redis+unix://run/hunter2",
+            "redis://u:hunter2@a,b",
+            "redis+sentinel://u:hunter2@a,b",
+            "redis+cluster://u:hunter2@a,b/3",
+            "redis+cluster://u:hunter2@a,,b",
+            "redis://u:hunter2@h?ca=hunter2",
+            "redis+what://u:hunter2@h",
+        ] {
+            let error = Redis::parse(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{url}");
+            assert!(!format!("{error} {error:?}").contains("ter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn confirmation_never_asks_for_nobody() {
+        for (confirm, expected) in [
+            (Confirm::None, [0, 0, 0, 0, 0]),
+            (Confirm::One, [1, 1, 1, 1, 1]),
+            (Confirm::Majority, [1, 1, 1, 2, 2]),
+            (Confirm::All, [1, 1, 2, 3, 4]),
+        ] {
+            assert_eq!([0, 1, 2, 3, 4].map(|replicas| confirm.needed(replicas)), expected);
+        }
+        assert_eq!(Redis::parse("redis://h?confirm=majority").unwrap().confirm, Confirm::Majority);
+        assert!(Redis::parse("redis://h?confirm=2").is_err());
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let redis = Redis::parse("redis://u:hunter2@h?password=hunter2").unwrap();
+        assert!(!format!("{redis:?} {}", redis.label()).contains("hunter2"));
+    }
+
+    #[test]
+    fn encoding_is_reversible() {
+        for text in ["", "plain", "with space", "é%{}\n\0?&", "100%"] {
+            let encoded = encode(text);
+            assert!(encoded.bytes().all(|b| b.is_ascii_graphic()), "{encoded}");
+            assert_eq!(decode(&encoded).unwrap(), text);
+        }
+    }
+}

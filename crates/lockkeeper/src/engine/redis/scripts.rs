@@ -1,0 +1,82 @@
+//! The scripts: one per operation, put together from their files.
+
+use std::sync::LazyLock;
+
+/// A script and the hash by which servers know it.
+#[derive(Debug)]
+pub(super) struct Script {
+    pub(super) code: String,
+    pub(super) hash: String,
+}
+
+/// Every script the engine sends.
+#[derive(Debug)]
+pub(super) struct Scripts {
+    pub(super) acquire: Script,
+    pub(super) renew: Script,
+    pub(super) release: Script,
+    pub(super) revoke: Script,
+    pub(super) cell: Script,
+    pub(super) inspect: Script,
+    /// Writes and deletes a key, to see at once whether that is allowed here.
+    pub(super) probe: Script,
+}
+
+pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
+    acquire: script(include_str!("acquire.lua")),
+    renew: script(include_str!("renew.lua")),
+    release: script(include_str!("release.lua")),
+    revoke: script(include_str!("revoke.lua")),
+    cell: script(include_str!("cell.lua")),
+    inspect: script(include_str!("inspect.lua")),
+    probe: script(include_str!("probe.lua")),
+});
+
+impl Scripts {
+    pub(super) fn all(&self) -> [&Script; 7] {
+        [
+            &self.acquire,
+            &self.renew,
+            &self.release,
+            &self.revoke,
+            &self.cell,
+            &self.inspect,
+            &self.probe,
+        ]
+    }
+}
+
+/// Puts the shared parts in their places and leaves out the comments, which
+/// every server would have to keep.
+fn script(source: &str) -> Script {
+    let whole = source
+        .replace("-- @include start.lua", include_str!("start.lua"))
+        .replace("-- @include head.lua", include_str!("head.lua"))
+        .replace("-- @include body.lua", include_str!("body.lua"));
+    let code: Vec<&str> = whole
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with("--"))
+        .collect();
+    let code = code.join("\n");
+    let hash = redis::Script::new(&code).get_hash().to_owned();
+    Script { code, hash }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::engine::{REMEMBER, TICKET};
+    use crate::model::Record;
+
+    #[test]
+    fn the_scripts_know_the_same_times() {
+        let start = include_str!("start.lua");
+        for (name, number) in [
+            ("RETENTION", Record::RETENTION.as_millis()),
+            ("TICKET", TICKET.as_micros()),
+            ("REMEMBER", REMEMBER.as_micros()),
+        ] {
+            assert!(start.contains(&format!("local {name} = {number} --")), "{name}");
+        }
+    }
+}

@@ -70,7 +70,8 @@ struct Inner {
 
 impl Keeper {
     /// Opens the engine behind a URL: `local:` (the user's own), `local:/dir` or
-    /// a plain path, `memory:` (private) or `memory:NAME`.
+    /// a plain path, `memory:` (private) or `memory:NAME`, `redis://…` and its
+    /// kin where that feature is on.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] for a URL that makes no sense, and whatever the

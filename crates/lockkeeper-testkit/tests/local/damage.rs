@@ -59,10 +59,12 @@ fn cut(path: &Path, to: u64) {
     OpenOptions::new().write(true).open(path).unwrap().set_len(to).unwrap();
 }
 
+type Spoil = fn(&Path);
+
 /// An error each time, or the right answer: never a second holder, never a panic.
 #[tokio::test]
 async fn a_damaged_database_is_said_and_nobody_holds_twice() {
-    let spoils: [(&str, fn(&Path)); 7] = [
+    let spoils: [(&str, Spoil); 7] = [
         ("noise in lk.db", |dir| spoil(&dir.join("lk.db"), 4096)),
         ("noise all over lk.db", |dir| spoil(&dir.join("lk.db"), 0)),
         ("half of lk.db", |dir| cut(&dir.join("lk.db"), 8192)),

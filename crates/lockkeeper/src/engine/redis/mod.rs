@@ -4,13 +4,13 @@
 //! claims into arguments and answers into standings. docs/engines/redis.md
 //! tells the layout key by key.
 //!
-//! - [`config`], [`address`]: where the servers are, from a URL or typed;
-//! - [`wire`]: one connection to one server, re-made for ever;
-//! - [`route`], [`cluster`]: which server a name is asked for at;
-//! - [`scripts`]: the scripts, put together from their files;
-//! - [`push`]: what scripts tell keepers;
-//! - [`reply`], [`inspect`]: reading answers;
-//! - [`fault`]: what errors mean.
+//! - `config`, `address`: where the servers are, from a URL or typed;
+//! - `wire`: one connection to one server, re-made for ever;
+//! - `route`, `cluster`: which server a name is asked for at;
+//! - `scripts`: the scripts, put together from their files;
+//! - `push`: what scripts tell keepers;
+//! - `reply`, `inspect`: reading answers;
+//! - `fault`: what errors mean.
 
 mod address;
 mod cluster;

@@ -249,3 +249,30 @@ async fn work(
         drop(guard);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_was_forgotten_never_goes_back_to_low_tokens() {
+    let (keeper, _faults) = simulated().await;
+    let mut last = lockkeeper::Token::ZERO;
+    for _ in 0..5 {
+        last = keeper.mutex("plain").lock().await.unwrap().token();
+        assert_eq!(keeper.rwlock("queued").write().await.unwrap().token(), last);
+    }
+    for number in 0..1100 {
+        drop(keeper.mutex(format!("old/{number}")).lock().await.unwrap());
+    }
+    // A day later all of them are idle; new names make the engine forget.
+    tokio::time::sleep(Duration::from_secs(25 * 3600)).await;
+    for number in 0..1100 {
+        drop(keeper.mutex(format!("new/{number}")).lock().await.unwrap());
+    }
+    assert_eq!(keeper.status("plain").await.unwrap().kind, None, "not forgotten");
+    assert!(keeper.mutex("plain").lock().await.unwrap().token() > last);
+    // Also for a writer that is served from the queue of a reader.
+    let read = keeper.rwlock("queued").read().await.unwrap();
+    let lock = keeper.rwlock("queued");
+    let writer = tokio::spawn(async move { lock.write().await });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    drop(read);
+    assert!(writer.await.unwrap().unwrap().token() > last);
+}

@@ -12,6 +12,7 @@ pub mod fleet;
 pub mod history;
 pub mod proxy;
 pub mod server;
+pub mod sql;
 mod stage;
 pub mod start;
 

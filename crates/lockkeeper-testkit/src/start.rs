@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::fleet::{RedisCluster, Sentinels, TlsServer};
 use crate::server::RedisServer;
+use crate::sql::{Flavour, SqlServer};
 use crate::stage::Stage;
 
 /// An in-process engine that nobody else in the process uses.
@@ -45,6 +46,38 @@ pub async fn redis_cluster() -> Stage {
     static SHARED: Mutex<Weak<RedisCluster>> = Mutex::new(Weak::new());
     let cluster = shared(&SHARED, RedisCluster::start);
     Stage::new(cluster.url(), cluster).await
+}
+
+/// A MariaDB server, with leases in rows.
+pub async fn mariadb() -> Stage {
+    sql(Flavour::MariaDb, "").await
+}
+
+/// A PostgreSQL server, with leases in rows.
+pub async fn postgres() -> Stage {
+    sql(Flavour::Postgres, "").await
+}
+
+/// A MariaDB server, with row locks of open transactions.
+pub async fn mariadb_session() -> Stage {
+    sql(Flavour::MariaDb, "?strategy=session").await
+}
+
+/// A PostgreSQL server, with row locks of open transactions.
+pub async fn postgres_session() -> Stage {
+    sql(Flavour::Postgres, "?strategy=session").await
+}
+
+/// A database of its own on a server that overlapping cases share.
+async fn sql(flavour: Flavour, parameters: &str) -> Stage {
+    static MARIADB: Mutex<Weak<SqlServer>> = Mutex::new(Weak::new());
+    static POSTGRES: Mutex<Weak<SqlServer>> = Mutex::new(Weak::new());
+    let server = match flavour {
+        Flavour::MariaDb => shared(&MARIADB, || SqlServer::start(flavour)),
+        Flavour::Postgres => shared(&POSTGRES, || SqlServer::start(flavour)),
+    };
+    let url = server.url(&server.database()) + parameters;
+    Stage::new(url, server).await
 }
 
 /// What takes seconds to start is started once for the cases that overlap;

@@ -77,6 +77,8 @@ pub use engine::local::Local;
 pub use engine::memory::Memory;
 #[cfg(feature = "redis")]
 pub use engine::redis::{Confirm, Redis};
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub use engine::sql::{Sql, Strategy};
 pub use engine::{Connect, Engine};
 pub use error::{Error, ErrorKind, Result};
 pub use fence::Fence;

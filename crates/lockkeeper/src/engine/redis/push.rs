@@ -13,11 +13,11 @@ use std::sync::Arc;
 
 use redis::{FromRedisValue, Value};
 
-use super::config::decode;
 use super::name_of;
 use crate::cause::Cause;
 use crate::engine::{Event, Standing};
 use crate::token::{KeeperId, Token};
+use crate::url::parts::decode;
 
 /// The start of a keeper's channel.
 pub(super) fn channels(prefix: &str) -> String {

@@ -6,12 +6,13 @@
 //! - `schema`: the tables, made on first use;
 //! - `lease`: the engine on lease rows; `desk`: its workers; `step`: one
 //!   transaction; `rows`: how records are stored; `look`: reading without
-//!   locks; `hear`: being told of what others did.
+//!   locks; `hear`: being told of what others did; `gc`: forgetting idle names.
 
 mod config;
 mod desk;
 mod dialect;
 mod fault;
+mod gc;
 mod hear;
 mod lease;
 mod look;

@@ -3,7 +3,8 @@
 //! - `config`: where the database is, from a URL or typed;
 //! - `dialect`, `mysql`, `postgres`: what differs between the databases;
 //! - `wire`: one connection and the task that owns it;
-//! - `fault`: what errors mean.
+//! - `fault`: what errors mean;
+//! - `session`: locks made of row locks.
 
 mod config;
 mod dialect;
@@ -12,6 +13,7 @@ mod fault;
 mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod session;
 #[cfg(feature = "tls")]
 mod tls;
 mod wire;
@@ -32,7 +34,10 @@ const IDLE: Duration = Duration::from_secs(2);
 const LOCK_WAIT: Duration = Duration::from_secs(1);
 
 /// Opens the engine that the settings ask for.
-async fn open(sql: Sql, _seat: Seat) -> Result<Arc<dyn Engine>> {
+async fn open(sql: Sql, seat: Seat) -> Result<Arc<dyn Engine>> {
+    if sql.strategy == Strategy::Session {
+        return session::open(sql, seat).await;
+    }
     let wire = wire::Wire::open(&sql).await.map_err(|fault| fault.at(Stage::Open))?;
     let text = format!("no strategy {:?} yet", sql.strategy);
     drop(wire);

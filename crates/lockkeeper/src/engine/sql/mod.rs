@@ -2,18 +2,28 @@
 //!
 //! - `config`: where the database is, from a URL or typed;
 //! - `dialect`, `mysql`, `postgres`: what differs between the databases;
-//! - `wire`: one connection and the task that owns it;
-//! - `fault`: what errors mean;
-//! - `session`: locks made of row locks.
+//! - `wire`: one connection and the task that owns it; `fault`: what errors mean;
+//! - `schema`: the tables, made on first use;
+//! - `lease`: the engine on lease rows; `desk`: its workers; `step`: one
+//!   transaction; `rows`: how records are stored; `look`: reading without
+//!   locks; `hear`: being told of what others did;
+//! - `session`: the engine on row locks.
 
 mod config;
+mod desk;
 mod dialect;
 mod fault;
+mod hear;
+mod lease;
+mod look;
 #[cfg(feature = "mysql")]
 mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod rows;
+mod schema;
 mod session;
+mod step;
 #[cfg(feature = "tls")]
 mod tls;
 mod wire;
@@ -25,7 +35,6 @@ pub use config::{Sql, Strategy};
 
 use super::{Engine, Seat};
 use crate::error::Result;
-use fault::Stage;
 
 /// How long the server lets a session of ours stand still inside a
 /// transaction: a process that was stopped there keeps its row no longer.
@@ -35,11 +44,8 @@ const LOCK_WAIT: Duration = Duration::from_secs(1);
 
 /// Opens the engine that the settings ask for.
 async fn open(sql: Sql, seat: Seat) -> Result<Arc<dyn Engine>> {
-    if sql.strategy == Strategy::Session {
-        return session::open(sql, seat).await;
+    match sql.strategy {
+        Strategy::Lease => Ok(Arc::new(lease::LeaseEngine::open(sql, seat).await?)),
+        Strategy::Session => session::open(sql, seat).await,
     }
-    let wire = wire::Wire::open(&sql).await.map_err(|fault| fault.at(Stage::Open))?;
-    let text = format!("no strategy {:?} yet", sql.strategy);
-    drop(wire);
-    Err(crate::Error::new(crate::ErrorKind::Unsupported, text))
 }

@@ -1,16 +1,22 @@
 //! MySQL and MariaDB.
 
+use std::fmt::Write;
+
 use async_trait::async_trait;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error as DriverError, OptsBuilder, Value};
 use tokio::sync::{mpsc, watch};
 
 use super::config::Sql;
-use super::dialect::Dialect;
+use super::dialect::{Dialect, Hearing};
 use super::fault::{Class, Fault};
 use super::wire::{Connection, Row, Table};
 use super::{IDLE, LOCK_WAIT};
+use crate::engine::REMEMBER;
 use crate::error::ErrorKind;
+use crate::model::Time;
+use crate::name::LockName;
+use crate::token::KeeperId;
 
 /// MySQL 8 or MariaDB 10.6, or later.
 #[derive(Debug)]
@@ -34,6 +40,81 @@ impl Dialect for Mysql {
         format!("`{identifier}`")
     }
 
+    fn schema(&self) -> &'static str {
+        include_str!("mysql.sql")
+    }
+
+    fn has_table(&self, sql: &Sql, table: &str) -> String {
+        format!(
+            "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() \
+             AND table_name = '{}{table}'",
+            sql.prefix
+        )
+    }
+
+    fn begin_making(&self, sql: &Sql) -> String {
+        // Tables are made outside of transactions, so the lock is the session's.
+        format!("DO GET_LOCK(CONCAT(DATABASE(), '.{}'), 10); ", sql.prefix)
+    }
+
+    fn end_making(&self, sql: &Sql) -> String {
+        format!("DO RELEASE_LOCK(CONCAT(DATABASE(), '.{}'))", sql.prefix)
+    }
+
+    fn bytes(&self, text: &str) -> String {
+        let mut out = String::with_capacity(text.len() * 2 + 3);
+        out.push_str("x'");
+        for byte in text.bytes() {
+            // Writing to a string cannot fail.
+            let _ = write!(out, "{byte:02x}");
+        }
+        out.push('\'');
+        out
+    }
+
+    fn text(&self, text: &str) -> String {
+        format!("_utf8mb4 {}", self.bytes(text))
+    }
+
+    fn read(&self, stored: &str) -> Option<String> {
+        Some(stored.to_owned())
+    }
+
+    fn clock(&self) -> &'static str {
+        "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"
+    }
+
+    fn insert_new(&self, table: &str, columns: &str, values: &str) -> String {
+        let key = columns.split(',').next().unwrap_or(columns);
+        format!(
+            "INSERT INTO {table} ({columns}) VALUES {values} ON DUPLICATE KEY UPDATE {key} = {table}.{key}"
+        )
+    }
+
+    fn post(&self, sql: &Sql, keeper: KeeperId, line: &str, now: Time) -> String {
+        let until = (now + REMEMBER).0;
+        format!(
+            "INSERT INTO {} (keeper, line, until_us) VALUES ('{keeper}', {}, {until})",
+            sql.table("mail"),
+            self.text(line)
+        )
+    }
+
+    fn post_listeners(&self, sql: &Sql, name: &LockName, line: &str, now: Time) -> String {
+        let (until, listeners) = ((now + REMEMBER).0, sql.table("listeners"));
+        let name = self.bytes(name.as_str());
+        format!(
+            "INSERT INTO {} (keeper, line, until_us) SELECT keeper, {}, {until} \
+             FROM {listeners} WHERE name = {name}; DELETE FROM {listeners} WHERE name = {name}",
+            sql.table("mail"),
+            self.text(line)
+        )
+    }
+
+    fn hearing(&self) -> Hearing {
+        Hearing::Polled
+    }
+
     async fn connect(
         &self,
         sql: &Sql,
@@ -52,7 +133,7 @@ impl Dialect for Mysql {
             .connect_attribute("program_name", "lockkeeper");
         let options = encrypted(sql, options)?;
         let conn = Conn::new(options).await.map_err(refused_connection)?;
-        let mut connection = MysqlConnection(conn);
+        let mut connection = MysqlConnection { conn, maria: false };
         connection.begin_session().await?;
         Ok(Box::new(connection))
     }
@@ -65,14 +146,14 @@ impl MysqlConnection {
         let row = asked.first().and_then(|table| table.rows.first());
         let row =
             row.ok_or_else(|| Fault::new(Class::Lost, "the server says nothing of itself"))?;
-        let maria = is_supported(row.text(0)?)?;
+        self.maria = is_supported(row.text(0)?)?;
         if row.text(1)? != "0" {
             return Err(Fault::new(Class::ReadOnly, "read_only is set"));
         }
         let idle = IDLE.as_secs();
         // MySQL has no limit for transactions alone; see `begin`.
         let limits =
-            if maria { format!(", idle_transaction_timeout = {idle}") } else { String::new() };
+            if self.maria { format!(", idle_transaction_timeout = {idle}") } else { String::new() };
         let lock_wait = LOCK_WAIT.as_secs();
         // Reads see what others have committed once our row is locked, and no
         // gaps between rows are locked.
@@ -121,12 +202,15 @@ fn encrypted(_sql: &Sql, options: OptsBuilder) -> Result<OptsBuilder, Fault> {
     Ok(options)
 }
 
-struct MysqlConnection(Conn);
+struct MysqlConnection {
+    conn: Conn,
+    maria: bool,
+}
 
 #[async_trait]
 impl Connection for MysqlConnection {
     async fn batch(&mut self, statements: &str) -> Result<Vec<Table>, Fault> {
-        let mut answer = self.0.query_iter(statements).await.map_err(told)?;
+        let mut answer = self.conn.query_iter(statements).await.map_err(told)?;
         let mut tables = Vec::new();
         loop {
             let changed = answer.affected_rows();
@@ -138,8 +222,31 @@ impl Connection for MysqlConnection {
         }
     }
 
+    fn begin(&self) -> &'static str {
+        // MySQL limits only how long a connection is idle, so that limit is
+        // short within transactions. (It is the one called `IDLE`.)
+        if self.maria {
+            "START TRANSACTION"
+        } else {
+            "SET SESSION wait_timeout = 2; START TRANSACTION"
+        }
+    }
+
+    fn snapshot(&self) -> &'static str {
+        "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; \
+         START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
+    }
+
+    fn commit(&self) -> &'static str {
+        if self.maria { "COMMIT" } else { "COMMIT; SET SESSION wait_timeout = 28800" }
+    }
+
+    fn rollback(&self) -> &'static str {
+        if self.maria { "ROLLBACK" } else { "ROLLBACK; SET SESSION wait_timeout = 28800" }
+    }
+
     fn session(&self) -> u64 {
-        u64::from(self.0.id())
+        u64::from(self.conn.id())
     }
 
     fn ended(&self) -> Option<watch::Receiver<bool>> {
@@ -148,7 +255,7 @@ impl Connection for MysqlConnection {
 
     async fn close(self: Box<Self>) {
         // Whether the server hears it or not, the socket is closed.
-        let _ = self.0.disconnect().await;
+        let _ = self.conn.disconnect().await;
     }
 }
 

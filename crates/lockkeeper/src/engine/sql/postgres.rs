@@ -11,11 +11,22 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls, SimpleQueryMessage};
 
 use super::config::Sql;
-use super::dialect::Dialect;
+use super::dialect::{Dialect, Hearing};
 use super::fault::{Class, Fault};
 use super::wire::{Connection, Row, Table};
 use super::{IDLE, LOCK_WAIT};
 use crate::error::ErrorKind;
+use crate::model::Time;
+use crate::name::LockName;
+use crate::token::KeeperId;
+
+/// The start of every keeper's channel.
+const CHANNELS: &str = "lockkeeper_";
+
+/// The channel on which a keeper is told lines.
+pub(super) fn channel(keeper: KeeperId) -> String {
+    format!("{CHANNELS}{keeper}")
+}
 
 /// PostgreSQL 14 or later.
 #[derive(Debug)]
@@ -37,6 +48,95 @@ impl Dialect for Postgres {
 
     fn quote(&self, identifier: &str) -> String {
         format!("\"{identifier}\"")
+    }
+
+    fn schema(&self) -> &'static str {
+        include_str!("postgres.sql")
+    }
+
+    fn has_table(&self, sql: &Sql, table: &str) -> String {
+        format!("SELECT 1 WHERE to_regclass('{}') IS NOT NULL", sql.table(table))
+    }
+
+    fn begin_making(&self, sql: &Sql) -> String {
+        // The number is ours alone; the lock ends with the transaction.
+        let schema = sql.schema.as_ref().map(|schema| {
+            format!(
+                "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = '{schema}') \
+                 THEN CREATE SCHEMA {}; END IF; END $$; ",
+                self.quote(schema)
+            )
+        });
+        let schema = schema.unwrap_or_default();
+        format!(
+            "BEGIN; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock(7809632041); {schema}"
+        )
+    }
+
+    fn end_making(&self, _sql: &Sql) -> String {
+        "COMMIT".to_owned()
+    }
+
+    fn bytes(&self, text: &str) -> String {
+        self.text(text)
+    }
+
+    fn text(&self, text: &str) -> String {
+        let mut out = String::with_capacity(text.len() + 2);
+        out.push('\'');
+        for character in text.chars() {
+            match character {
+                '\'' => out.push_str("''"),
+                // PostgreSQL's texts hold no NUL.
+                '\0' => out.push_str("\\0"),
+                '\\' => out.push_str("\\\\"),
+                other => out.push(other),
+            }
+        }
+        out.push('\'');
+        out
+    }
+
+    fn read(&self, stored: &str) -> Option<String> {
+        let mut out = String::with_capacity(stored.len());
+        let mut characters = stored.chars();
+        while let Some(character) = characters.next() {
+            out.push(match character {
+                '\\' => match characters.next()? {
+                    '0' => '\0',
+                    '\\' => '\\',
+                    _ => return None,
+                },
+                other => other,
+            });
+        }
+        Some(out)
+    }
+
+    fn clock(&self) -> &'static str {
+        "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+    }
+
+    fn insert_new(&self, table: &str, columns: &str, values: &str) -> String {
+        format!("INSERT INTO {table} ({columns}) VALUES {values} ON CONFLICT DO NOTHING")
+    }
+
+    fn post(&self, _sql: &Sql, keeper: KeeperId, line: &str, _now: Time) -> String {
+        format!("SELECT pg_notify('{}', {})", channel(keeper), self.text(line))
+    }
+
+    fn post_listeners(&self, sql: &Sql, name: &LockName, line: &str, _now: Time) -> String {
+        format!(
+            "WITH told AS (DELETE FROM {} WHERE name = {} RETURNING keeper) \
+             SELECT pg_notify('{CHANNELS}' || keeper, {}) FROM told",
+            sql.table("listeners"),
+            self.bytes(name.as_str()),
+            self.text(line)
+        )
+    }
+
+    fn hearing(&self) -> Hearing {
+        Hearing::Pushed
     }
 
     async fn connect(
@@ -73,7 +173,7 @@ impl PostgresConnection {
     /// Refuses a server that will not do, and prepares the session.
     async fn begin_session(&mut self, sql: &Sql) -> Result<(), Fault> {
         let asked = "SELECT current_setting('server_version_num'), pg_is_in_recovery(), \
-                     pg_backend_pid()";
+                     pg_backend_pid(), current_setting('server_encoding')";
         let asked = self.batch(asked).await?;
         let row = asked.first().and_then(|table| table.rows.first());
         let row =
@@ -91,6 +191,12 @@ impl PostgresConnection {
             return Err(Fault::new(Class::ReadOnly, "it is in recovery"));
         }
         self.session = row.number(2)?.unsigned_abs();
+        let encoding = row.text(3)?;
+        // In the second one, bytes stay what they are.
+        if !["UTF8", "SQL_ASCII"].contains(&encoding) {
+            let text = format!("the database is encoded in {encoding}; names need one in UTF8");
+            return Err(Fault::new(Class::Refused(ErrorKind::Unsupported), text));
+        }
         let (idle, lock_wait, command) =
             (IDLE.as_millis(), LOCK_WAIT.as_millis(), sql.command.as_millis());
         // A commit that a crash forgets would be a lock that two hold.
@@ -181,6 +287,22 @@ impl Connection for PostgresConnection {
             }
         }
         Ok(tables)
+    }
+
+    fn begin(&self) -> &'static str {
+        "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+    }
+
+    fn snapshot(&self) -> &'static str {
+        "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+    }
+
+    fn commit(&self) -> &'static str {
+        "COMMIT"
+    }
+
+    fn rollback(&self) -> &'static str {
+        "ROLLBACK"
     }
 
     fn session(&self) -> u64 {

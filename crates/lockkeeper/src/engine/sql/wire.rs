@@ -19,6 +19,19 @@ pub(super) trait Connection: Send {
     /// Whoever drops this future, or gets [`Class::Lost`], drops the connection.
     async fn batch(&mut self, statements: &str) -> Result<Vec<Table>, Fault>;
 
+    /// Begins a transaction that sees what others have committed by the time
+    /// of each statement.
+    fn begin(&self) -> &'static str;
+
+    /// Begins a transaction that reads one state of the database.
+    fn snapshot(&self) -> &'static str;
+
+    /// Commits.
+    fn commit(&self) -> &'static str;
+
+    /// Undoes.
+    fn rollback(&self) -> &'static str;
+
     /// The server's number for the session, to end it from another one.
     fn session(&self) -> u64;
 

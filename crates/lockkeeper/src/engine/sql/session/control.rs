@@ -97,7 +97,7 @@ impl Control {
     ) -> Result<Option<Token>> {
         let statements = self.words.register(claim, floor, session);
         let tables = self.ask(&statements).await.map_err(|fault| fault.at(Stage::Commit))?;
-        let row = tables.iter().rev().nth(1).and_then(|table| table.rows.first());
+        let row = tables.iter().rev().find_map(|table| table.rows.first());
         let token = match row {
             Some(row) => row.maybe_number(0).map_err(|fault| fault.at(Stage::Commit))?,
             None => return Err(strange()),
@@ -194,7 +194,7 @@ impl Control {
     pub(super) async fn reason(&self, claim: ClaimId) -> Result<Option<String>, Fault> {
         let tables = self.look(&self.words.beat(claim)).await?;
         let row = tables.first().and_then(|table| table.rows.first());
-        row.map(|row| row.text(0).map(str::to_owned)).transpose()
+        row.map(|row| self.words.read(row.text(0)?)).transpose()
     }
 }
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Shared;
-use super::control::unclear;
 use super::super::fault::{Class, Fault, Stage};
 use super::super::wire::{Row, Table};
-use super::words::{key, key_prefix, kind_of, mode_of};
+use super::Shared;
+use super::control::unclear;
+use crate::engine::words::{kind_from, mode_from};
 use crate::engine::{About, Cursor, Found, Holder, Page, Revoke, Status};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
@@ -26,24 +26,18 @@ impl Shared {
         from: Option<Cursor>,
         limit: usize,
     ) -> Result<Page> {
-        let from = match from {
-            // Nothing but an escaped name may get into a statement.
-            Some(cursor) => Some(LockName::unescape(&cursor.0)?),
-            None => None,
-        };
-        let from = from.map(|name| key_prefix(name.as_str()));
-        let statement =
-            self.control.words.list(&key_prefix(prefix), from.as_deref(), limit + 1);
+        let words = &self.control.words;
+        let from = from.as_ref().map(|cursor| &*cursor.0);
+        let statement = words.list(prefix, from, limit + 1);
         let listed = async {
             let tables = self.control.look(&statement).await?;
             let rows = tables.last().map(|table| &table.rows[..]).unwrap_or_default();
-            let names = rows.iter().map(|row| row.text(0).map(str::to_owned));
+            let names = rows.iter().map(|row| words.read(row.text(0)?));
             let mut names: Vec<String> = names.collect::<Result<_, Fault>>()?;
             let more = names.len() > limit;
             names.truncate(limit);
             let next = names.last().filter(|_| more).cloned();
-            let names: Result<Vec<LockName>> =
-                names.iter().map(|name| LockName::unescape(name)).collect();
+            let names: Result<Vec<LockName>> = names.iter().map(LockName::new).collect();
             let mut entries = self.see(&names.map_err(|_| unclear())?).await?;
             entries.retain(Status::is_in_use);
             Ok::<Page, Fault>(Page { entries, next: next.map(Cursor) })
@@ -56,7 +50,7 @@ impl Shared {
         if names.is_empty() {
             return Ok(Vec::new());
         }
-        let keys: Vec<String> = names.iter().map(key).collect();
+        let keys: Vec<String> = names.iter().map(|name| self.control.words.key(name)).collect();
         let statements = self.control.words.look(&keys);
         let mut tables = self.control.look(&statements).await?;
         let dead = tables.first().map(|table| &table.rows[..]).unwrap_or_default();
@@ -66,7 +60,7 @@ impl Shared {
             }
             tables = self.control.look(&statements).await?;
         }
-        names.iter().map(|name| read(&tables, name)).collect()
+        names.iter().map(|name| self.read(&tables, name)).collect()
     }
 
     pub(super) async fn revoke(
@@ -107,42 +101,47 @@ impl Shared {
     }
 }
 
-/// Puts the status of a name together.
-fn read(tables: &[Table], name: &LockName) -> Result<Status, Fault> {
-    let [_, kinds, tokens, holders] = tables else { return Err(unclear()) };
-    let own = key(name);
-    let own = own.trim_matches('\'');
-    let of_it = |row: &&Row| row.text(0).is_ok_and(|name| name == own);
-    let mut status = Status::unused(name.clone());
-    if let Some(row) = kinds.rows.iter().find(of_it) {
-        status.kind = kind_of(row.text(1)?);
+impl Shared {
+    /// Puts the status of a name together.
+    fn read(&self, tables: &[Table], name: &LockName) -> Result<Status, Fault> {
+        let [_, kinds, tokens, holders] = tables else { return Err(unclear()) };
+        let words = &self.control.words;
+        let of_it = |row: &&Row| {
+            let stored = row.text(0).and_then(|stored| words.read(stored));
+            stored.is_ok_and(|stored| stored == name.as_str())
+        };
+        let mut status = Status::unused(name.clone());
+        if let Some(row) = kinds.rows.iter().find(of_it) {
+            status.kind = kind_from(row.text(1)?);
+        }
+        if let Some(row) = tokens.rows.iter().find(of_it) {
+            let token = row.number(1)?.unsigned_abs();
+            status.token = (token > 0).then(|| Token::new(token));
+            status.closed_for = millis(row.maybe_number(2)?.unwrap_or(0));
+        }
+        let holders = holders.rows.iter().filter(of_it).map(|row| self.holder(row));
+        status.holders = holders.collect::<Result<_, Fault>>()?;
+        Ok(status)
     }
-    if let Some(row) = tokens.rows.iter().find(of_it) {
-        let token = row.number(1)?.unsigned_abs();
-        status.token = (token > 0).then(|| Token::new(token));
-        status.closed_for = millis(row.maybe_number(2)?.unwrap_or(0));
-    }
-    let holders = holders.rows.iter().filter(of_it).map(holder);
-    status.holders = holders.collect::<Result<_, Fault>>()?;
-    Ok(status)
-}
 
-fn holder(row: &Row) -> Result<Holder, Fault> {
-    let token = row.maybe_number(3)?;
-    Ok(Holder {
-        claim: row.text(1)?.parse().map_err(|_| unclear())?,
-        mode: mode_of(row.text(2)?).ok_or_else(unclear)?,
-        token: token.map(|token| Token::new(token.unsigned_abs())),
-        about: Arc::new(About {
-            who: row.text(4)?.to_owned(),
-            host: row.text(5)?.to_owned(),
-            pid: u32::try_from(row.number(6)?).unwrap_or(0),
-            note: row.text(7)?.to_owned(),
-        }),
-        age: millis(row.number(8)?),
-        lease_left: millis(row.number(9)?),
-        revoked: row.maybe_text(10)?.is_some(),
-    })
+    fn holder(&self, row: &Row) -> Result<Holder, Fault> {
+        let text = |column| self.control.words.read(row.text(column)?);
+        let token = row.maybe_number(3)?;
+        Ok(Holder {
+            claim: row.text(1)?.parse().map_err(|_| unclear())?,
+            mode: mode_from(row.text(2)?, 0, 0).ok_or_else(unclear)?,
+            token: token.map(|token| Token::new(token.unsigned_abs())),
+            about: Arc::new(About {
+                who: text(4)?,
+                host: text(5)?,
+                pid: u32::try_from(row.number(6)?).unwrap_or(0),
+                note: text(7)?,
+            }),
+            age: millis(row.number(8)?),
+            lease_left: millis(row.number(9)?),
+            revoked: row.maybe_text(10)?.is_some(),
+        })
+    }
 }
 
 fn millis(number: i64) -> Duration {

@@ -30,9 +30,8 @@ use super::wire::Wire;
 use crate::cause::Cause;
 use crate::clock::Moment;
 use crate::engine::{
-    BEAT, Belief, Cell, CellOp, Claim, Cursor, Engine, EngineInfo, Found, Holder, Intent,
-    Keep, Kind, Page, Place, REMEMBER, Release, Revoke, Seat, Standing, Status, TICKET,
-    TokenStrength,
+    BEAT, Belief, Cell, CellOp, Claim, Cursor, Engine, EngineInfo, Found, Holder, Intent, Keep,
+    Kind, Page, Place, REMEMBER, Release, Revoke, Seat, Standing, Status, TICKET, TokenStrength,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
@@ -247,7 +246,12 @@ impl Shared {
     }
 
     /// Finds the task of a claim, or starts it.
-    fn post(self: &Arc<Self>, claim: &Claim, intent: Intent, floor: Token) -> Result<Post, Refusal> {
+    fn post(
+        self: &Arc<Self>,
+        claim: &Claim,
+        intent: Intent,
+        floor: Token,
+    ) -> Result<Post, Refusal> {
         let now = self.seat.clock.now();
         let mut desk = self.desk();
         desk.finished.retain(|_, (_, since)| *since + REMEMBER > now);
@@ -272,14 +276,8 @@ impl Shared {
         let (orders, inbox) = mpsc::unbounded_channel();
         let (stand, stands) = watch::channel(Stand::Asking);
         let (session, sessions) = watch::channel(0);
-        let post = Post {
-            main: claim.id,
-            orders,
-            stand: stands,
-            session: sessions,
-            shard,
-            asked: now,
-        };
+        let post =
+            Post { main: claim.id, orders, stand: stands, session: sessions, shard, asked: now };
         desk.posts.insert(claim.id, post.clone());
         let claim = Arc::new(claim.clone());
         let task = Task {
@@ -370,12 +368,6 @@ impl SessionEngine {
         let (reply, answer) = oneshot::channel();
         let _ = post.orders.send(Order::Beat(reply));
         match answer.await {
-            Ok(Ok(Standing::Held(mut grant))) => {
-                if claim.id != post.main {
-                    grant.token = None;
-                }
-                Ok(Standing::Held(grant))
-            }
             Ok(answer) => answer,
             Err(_) => Ok(Standing::Gone(self.why_gone(claim.id))),
         }
@@ -414,9 +406,8 @@ impl SessionEngine {
         match stand {
             Stand::Asking | Stand::Waiting => Ok(self.place(claim, &post)),
             Stand::Held(grant) => {
-                let own = (claim.id == post.main).then_some(grant.token).flatten();
                 if let Belief::Held { token } = keep.belief
-                    && token != own
+                    && token != grant.token
                 {
                     return Ok(Standing::Gone(Cause::TakenOver));
                 }
@@ -576,7 +567,7 @@ impl Shared {
             let claims: Vec<ClaimId> = held.iter().map(|(claim, _)| *claim).collect();
             let tables = self.control.ask(&words.broken(&claims)).await?;
             for row in tables.iter().flat_map(|table| &table.rows) {
-                let (claim, reason) = (row.text(0)?, row.text(1)?);
+                let (claim, reason) = (row.text(0)?, words.read(row.text(1)?)?);
                 let post = held.iter().find(|(held, _)| held.to_string() == claim);
                 if let Some((_, post)) = post {
                     let _ = post.orders.send(Order::Broken(reason.into()));

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::Shared;
 use super::super::fault::{Class, Fault, Stage};
 use super::super::wire::{Table, Wire};
-use super::words::kind_of;
+use super::Shared;
 use crate::cause::Cause;
 use crate::clock::Moment;
+use crate::engine::words::kind_from;
 use crate::engine::{Claim, Event, Found, Grant, Intent, Standing, TICKET};
 use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::token::Token;
@@ -148,8 +148,7 @@ impl Task {
             }
             let Some(line) = wire.as_ref() else { return Err(Stop::Forgotten) };
             self.noted = true;
-            let token =
-                self.shared.control.register(&claim, self.floor, line.session()).await?;
+            let token = self.shared.control.register(&claim, self.floor, line.session()).await?;
             let sent = self.shared.seat.clock.now();
             let confirmed = line.ask(self.shared.control.words.confirm(&claim), self.limit()).await;
             let confirmed = confirmed.map_err(|fault| fault.at(Stage::Commit))?;
@@ -218,7 +217,7 @@ impl Task {
         self.stale = false;
         match read_row(&tables, &claim).map_err(|fault| fault.at(Stage::Work))? {
             Asked::Kind(word) => {
-                let kind = kind_of(&word).map_or(word, |kind| kind.to_string());
+                let kind = kind_from(&word).map_or(word, |kind| kind.to_string());
                 Err(Stop::Failed(invalid(format!("it is a {kind}, not a {}", claim.mode.kind()))))
             }
             Asked::Missing => {
@@ -338,17 +337,15 @@ impl Task {
                 () = wire.ended() => return Over::Gone(self.lose(broken).await),
             };
             match order {
-                Some(Order::Beat(reply)) => {
-                    match self.beat(&wire, token, &mut broken).await {
-                        Ok(standing) => _ = reply.send(Ok(standing)),
-                        Err(Beat::Failed(error)) => _ = reply.send(Err(error)),
-                        Err(Beat::Over) => {
-                            let cause = self.lose(broken).await;
-                            let _ = reply.send(Ok(Standing::Gone(cause.clone())));
-                            return Over::Gone(cause);
-                        }
+                Some(Order::Beat(reply)) => match self.beat(&wire, token, &mut broken).await {
+                    Ok(standing) => _ = reply.send(Ok(standing)),
+                    Err(Beat::Failed(error)) => _ = reply.send(Err(error)),
+                    Err(Beat::Over) => {
+                        let cause = self.lose(broken).await;
+                        let _ = reply.send(Ok(Standing::Gone(cause.clone())));
+                        return Over::Gone(cause);
                     }
-                }
+                },
                 Some(Order::Check) => {
                     if let Err(Beat::Over) = self.beat(&wire, token, &mut broken).await {
                         return Over::Gone(self.lose(broken).await);
@@ -361,25 +358,23 @@ impl Task {
                         broken = Some(reason);
                     }
                 }
-                Some(Order::End(linger, reply)) => {
-                    match self.let_go(&wire, linger).await {
-                        Ok(true) => {
-                            self.shared.keep_spare(wire);
-                            let _ = reply.send(Ok(Found::Held));
-                            return Over::Released;
-                        }
-                        Ok(false) => {
-                            let _ = reply.send(Ok(Found::Held));
-                            return Over::Released;
-                        }
-                        Err(error) => {
-                            let _ = reply.send(Err(error));
-                            if wire.is_over() {
-                                return Over::Gone(self.lose(broken).await);
-                            }
+                Some(Order::End(linger, reply)) => match self.let_go(&wire, linger).await {
+                    Ok(true) => {
+                        self.shared.keep_spare(wire);
+                        let _ = reply.send(Ok(Found::Held));
+                        return Over::Released;
+                    }
+                    Ok(false) => {
+                        let _ = reply.send(Ok(Found::Held));
+                        return Over::Released;
+                    }
+                    Err(error) => {
+                        let _ = reply.send(Err(error));
+                        if wire.is_over() {
+                            return Over::Gone(self.lose(broken).await);
                         }
                     }
-                }
+                },
                 None => return Over::Released,
             }
         }
@@ -397,8 +392,9 @@ impl Task {
         match answer {
             Ok(tables) => {
                 let reason = tables.first().and_then(|table| table.rows.first());
-                if let Some(reason) = reason.and_then(|row| row.text(0).ok()) {
-                    broken.get_or_insert_with(|| reason.into());
+                if let Some(row) = reason {
+                    let read = row.text(0).and_then(|text| self.shared.control.words.read(text));
+                    broken.get_or_insert_with(|| read.unwrap_or_default().into());
                 }
                 if let Some(reason) = broken {
                     return Ok(Standing::Gone(Cause::Broken { reason: reason.clone() }));
@@ -508,7 +504,7 @@ fn read_row(tables: &[Table], claim: &Claim) -> Result<Asked, Fault> {
         return Ok(Asked::Missing);
     };
     let word = row.text(0)?;
-    if kind_of(word) != Some(claim.mode.kind()) {
+    if kind_from(word) != Some(claim.mode.kind()) {
         return Ok(Asked::Kind(word.to_owned()));
     }
     if locked.rows.is_empty() {

@@ -16,6 +16,10 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use super::super::config::Sql;
+use super::super::dialect::Dialect;
+use super::super::fault::Fault;
+use super::control::unclear;
+use crate::engine::words::{kind_word, mode_words};
 use crate::engine::{About, Claim, Kind, Mode};
 use crate::name::LockName;
 use crate::token::{ClaimId, Token};
@@ -32,6 +36,7 @@ pub(super) enum Tongue {
 #[derive(Clone, Debug)]
 pub(super) struct Words {
     pub(super) tongue: Tongue,
+    dialect: &'static dyn Dialect,
     locks: String,
     tokens: String,
     holders: String,
@@ -49,6 +54,7 @@ impl Words {
         let table = |name| sql.table(name);
         Words {
             tongue,
+            dialect: sql.dialect,
             locks: table("session_locks"),
             tokens: table("session_tokens"),
             holders: table("session_holders"),
@@ -68,21 +74,23 @@ impl Words {
             (plain, plain, "text NOT NULL", "timestamptz", "")
         } else {
             (
-                "varchar(1536) CHARACTER SET ascii COLLATE ascii_bin NOT NULL",
-                "varchar(100) CHARACTER SET ascii COLLATE ascii_bin NOT NULL",
-                "text CHARACTER SET utf8mb4 NOT NULL",
-                "datetime(6)",
-                " ENGINE=InnoDB ROW_FORMAT=DYNAMIC",
+                "VARBINARY(512) NOT NULL",
+                "VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL",
+                "TEXT NOT NULL",
+                "DATETIME(6)",
+                ", label VARCHAR(512) GENERATED ALWAYS AS (CONVERT(name USING utf8mb4)) VIRTUAL",
             )
         };
+        let kind =
+            if self.is_postgres() { "" } else { " ENGINE = InnoDB DEFAULT CHARSET = utf8mb4" };
         let make = |table: &str, columns: String| {
-            format!("CREATE TABLE IF NOT EXISTS {table} ({columns}){end}")
+            format!("CREATE TABLE IF NOT EXISTS {table} ({columns}){kind}")
         };
         vec![
-            make(locks, format!("name {name} PRIMARY KEY, kind varchar(20) NOT NULL")),
+            make(locks, format!("name {name} PRIMARY KEY, kind varchar(20) NOT NULL{end}")),
             make(
                 tokens,
-                format!("name {name} PRIMARY KEY, token bigint NOT NULL, closed_until {time}"),
+                format!("name {name} PRIMARY KEY, token bigint NOT NULL, closed_until {time}{end}"),
             ),
             make(
                 holders,
@@ -90,7 +98,7 @@ impl Words {
                     "name {name}, claim {claim}, mode varchar(20) NOT NULL, token bigint, \
                      who {text}, host {text}, pid bigint NOT NULL, note {text}, \
                      since {time} NOT NULL, lease_ms bigint NOT NULL, delay_ms bigint NOT NULL, \
-                     session bigint NOT NULL, PRIMARY KEY (name, claim)"
+                     session bigint NOT NULL, PRIMARY KEY (name, claim){end}"
                 ),
             ),
             make(
@@ -138,7 +146,7 @@ impl Words {
     /// holders are noted.
     pub(super) fn lock(&self, claim: &Claim, slice: Option<Duration>) -> String {
         let Words { locks, tokens, holders, .. } = self;
-        let key = key(&claim.name);
+        let key = self.key(&claim.name);
         let mut out = String::new();
         let wait = slice.unwrap_or(Duration::from_secs(1));
         let idle = UNCONFIRMED.min(claim.lease);
@@ -179,18 +187,17 @@ impl Words {
 
     /// Makes the row of a name, unless it is there.
     pub(super) fn make_lock(&self, name: &LockName, kind: Kind) -> String {
-        let (locks, key, kind) = (&self.locks, key(name), kind_word(kind));
-        if self.is_postgres() {
-            format!("INSERT INTO {locks} VALUES ({key}, '{kind}') ON CONFLICT DO NOTHING")
-        } else {
-            format!("INSERT IGNORE INTO {locks} VALUES ({key}, '{kind}')")
-        }
+        let values = format!("({}, '{}')", self.key(name), kind_word(kind));
+        self.dialect.insert_new(&self.locks, "name, kind", &values)
     }
 
     /// Raises the token and notes the holder. The last answer but one is the token.
     pub(super) fn register(&self, claim: &Claim, floor: Token, session: u64) -> String {
         let Words { tokens, holders, .. } = self;
-        let (key, now) = (key(&claim.name), self.now());
+        let (key, now) = (self.key(&claim.name), self.now());
+        // A name that is new or was forgotten starts above whatever it had:
+        // no name is granted more often than once in a microsecond.
+        let clock = self.dialect.clock();
         let least = i64::try_from(floor.get()).unwrap_or(i64::MAX).max(1);
         let About { who, host, pid, note } = &*claim.about;
         let note_down = |token: &str| {
@@ -199,7 +206,7 @@ impl Words {
                  lease_ms, delay_ms, session) VALUES ({key}, '{}', '{}', {token}, {}, {}, {pid}, \
                  {}, {now}, {}, {}, {session})",
                 claim.id,
-                mode_word(claim.mode),
+                mode_words(claim.mode).0,
                 self.text(who),
                 self.text(host),
                 self.text(note),
@@ -213,7 +220,7 @@ impl Words {
         if self.is_postgres() {
             let token = format!("(SELECT token FROM {tokens} WHERE name = {key})");
             format!(
-                "BEGIN; INSERT INTO {tokens} AS t (name, token) VALUES ({key}, {least}) \
+                "BEGIN; INSERT INTO {tokens} AS t (name, token) VALUES ({key}, greatest({least}, {clock})) \
                  ON CONFLICT (name) DO UPDATE SET token = greatest(t.token + 1, {least}); \
                  {}; SELECT token FROM {tokens} WHERE name = {key}; COMMIT",
                 note_down(&token),
@@ -221,7 +228,7 @@ impl Words {
         } else {
             format!(
                 "BEGIN; INSERT INTO {tokens} (name, token) \
-                 VALUES ({key}, LAST_INSERT_ID({least})) ON DUPLICATE KEY UPDATE \
+                 VALUES ({key}, LAST_INSERT_ID(GREATEST({least}, {clock}))) ON DUPLICATE KEY UPDATE \
                  token = LAST_INSERT_ID(GREATEST(token + 1, {least})); \
                  {}; SELECT LAST_INSERT_ID(); COMMIT",
                 note_down("LAST_INSERT_ID()"),
@@ -233,7 +240,7 @@ impl Words {
     /// its row among the holders is locked, which shows that it lives. The
     /// last answer has a row, unless it was taken for dead.
     pub(super) fn confirm(&self, claim: &Claim) -> String {
-        let (holders, key) = (&self.holders, key(&claim.name));
+        let (holders, key) = (&self.holders, self.key(&claim.name));
         let idle = if self.is_postgres() {
             // Probes of the server's own must not find a silent holder dead
             // before its lease is over. A commit of nothing but the release
@@ -272,13 +279,13 @@ impl Words {
 
     /// The same, but for the reason why it was broken.
     pub(super) fn forget_holder(&self, name: &LockName, claim: ClaimId) -> String {
-        let (holders, key) = (&self.holders, key(name));
+        let (holders, key) = (&self.holders, self.key(name));
         format!("DELETE FROM {holders} WHERE name = {key} AND claim = '{claim}'")
     }
 
     /// Closes a name for some time.
     pub(super) fn close(&self, name: &LockName, time: Duration) -> String {
-        let (tokens, key) = (&self.tokens, key(name));
+        let (tokens, key) = (&self.tokens, self.key(name));
         if self.is_postgres() {
             let until = format!("clock_timestamp() + interval '{} milliseconds'", millis(time));
             format!(
@@ -301,7 +308,7 @@ impl Words {
     /// others the ones that are not just arriving. The answers are the rows,
     /// and for how long the server has been up, in seconds.
     pub(super) fn find_dead(&self, name: &LockName, mine: Option<Mode>) -> String {
-        let (holders, key) = (&self.holders, key(name));
+        let (holders, key) = (&self.holders, self.key(name));
         let old = format!("since < {} - {}", self.now(), self.span(ARRIVING));
         let whom = match mine {
             Some(mode) if mode.is_exclusive() => "1 = 1".to_owned(),
@@ -342,18 +349,20 @@ impl Words {
         )
     }
 
-    /// The names in use from `from` on that start with `prefix`.
+    /// The names in use after `from` that start with `prefix`.
     pub(super) fn list(&self, prefix: &str, from: Option<&str>, limit: usize) -> String {
         let Words { tokens, holders, .. } = self;
-        let start = |table: &str| {
-            let after = from.map_or(String::new(), |from| format!(" AND name > '{from}'"));
-            let length = prefix.len();
-            format!("SELECT name FROM {table} WHERE left(name, {length}) = '{prefix}'{after}")
+        let prefix = self.dialect.bytes(prefix);
+        let starts = match self.is_postgres() {
+            true => format!("starts_with(name, {prefix})"),
+            false => format!("LEFT(name, LENGTH({prefix})) = {prefix}"),
         };
+        let after =
+            from.map_or(String::new(), |from| format!(" AND name > {}", self.dialect.bytes(from)));
         format!(
-            "{} UNION {} AND closed_until > {} ORDER BY name LIMIT {limit}",
-            start(holders),
-            start(tokens),
+            "SELECT name FROM {holders} WHERE {starts}{after} UNION \
+             SELECT name FROM {tokens} WHERE {starts}{after} AND closed_until > {} \
+             ORDER BY name LIMIT {limit}",
             self.now(),
         )
     }
@@ -361,7 +370,7 @@ impl Words {
     /// What is noted about a grant: its session and token; then a row, if
     /// that session is dead.
     pub(super) fn noted(&self, name: &LockName, claim: ClaimId) -> String {
-        let (holders, key) = (&self.holders, key(name));
+        let (holders, key) = (&self.holders, self.key(name));
         let row = format!("FROM {holders} WHERE name = {key} AND claim = '{claim}'");
         format!("SELECT session, token {row}; SELECT 1 {row} FOR UPDATE SKIP LOCKED")
     }
@@ -375,14 +384,9 @@ impl Words {
              AND claim NOT IN (SELECT claim FROM {holders})",
             self.span(Duration::from_secs(60))
         );
-        if self.is_postgres() {
-            format!(
-                "{stale}; INSERT INTO {breaks} VALUES ('{claim}', {reason}, {now}) \
-                 ON CONFLICT DO NOTHING"
-            )
-        } else {
-            format!("{stale}; INSERT IGNORE INTO {breaks} VALUES ('{claim}', {reason}, {now})")
-        }
+        let values = format!("('{claim}', {reason}, {now})");
+        let note = self.dialect.insert_new(breaks, "claim, reason, since", &values);
+        format!("{stale}; {note}")
     }
 
     /// Which of these grants are broken, and why.
@@ -458,37 +462,20 @@ impl Words {
         }
     }
 
-    /// Any text, as a literal that needs no quoting.
+    /// Any text, as a literal.
     fn text(&self, text: &str) -> String {
-        // PostgreSQL has no zero in texts; this is for people to read.
-        let hex: String = text.replace('\0', "\u{2400}").bytes().fold(
-            String::with_capacity(text.len() * 2),
-            |mut hex, byte| {
-                let _ = write!(hex, "{byte:02x}");
-                hex
-            },
-        );
-        if self.is_postgres() {
-            format!("convert_from('\\x{hex}', 'UTF8')")
-        } else {
-            format!("_utf8mb4 x'{hex}'")
-        }
+        self.dialect.text(text)
     }
-}
 
-/// A name as it stands in the tables: plain names stay readable, whatever else
-/// is escaped, so that no collation can mix two up. As a literal.
-pub(super) fn key(name: &LockName) -> String {
-    format!("'{}'", name.escape(is_plain))
-}
+    /// A name as it stands in the tables, as a literal.
+    pub(super) fn key(&self, name: &LockName) -> String {
+        self.dialect.bytes(name.as_str())
+    }
 
-/// The start of names that start with `prefix`.
-pub(super) fn key_prefix(prefix: &str) -> String {
-    LockName::new(prefix).map_or(String::new(), |name| name.escape(is_plain))
-}
-
-fn is_plain(byte: u8) -> bool {
-    byte.is_ascii_graphic() && byte != b'\'' && byte != b'\\'
+    /// A text out of the tables.
+    pub(super) fn read(&self, stored: &str) -> Result<String, Fault> {
+        self.dialect.read(stored).ok_or_else(unclear)
+    }
 }
 
 /// Half a millisecond more is harmless, one less is not.
@@ -498,27 +485,4 @@ fn millis(time: Duration) -> u128 {
 
 fn whole_seconds(time: Duration) -> u128 {
     time.as_millis().div_ceil(1000).max(1)
-}
-
-pub(super) fn kind_word(kind: Kind) -> &'static str {
-    match kind {
-        Kind::ReadWrite => "read_write",
-        _ => "mutex",
-    }
-}
-
-pub(super) fn kind_of(word: &str) -> Option<Kind> {
-    [Kind::Mutex, Kind::ReadWrite].into_iter().find(|kind| kind_word(*kind) == word)
-}
-
-fn mode_word(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Read => "read",
-        Mode::Write => "write",
-        _ => "exclusive",
-    }
-}
-
-pub(super) fn mode_of(word: &str) -> Option<Mode> {
-    [Mode::Exclusive, Mode::Write, Mode::Read].into_iter().find(|mode| mode_word(*mode) == word)
 }

@@ -60,12 +60,12 @@ pub async fn postgres() -> Stage {
 
 /// A MariaDB server, with row locks of open transactions.
 pub async fn mariadb_session() -> Stage {
-    sql(Flavour::MariaDb, "?strategy=session").await
+    sql(Flavour::MariaDb, "?strategy=session&connections=100").await
 }
 
 /// A PostgreSQL server, with row locks of open transactions.
 pub async fn postgres_session() -> Stage {
-    sql(Flavour::Postgres, "?strategy=session").await
+    sql(Flavour::Postgres, "?strategy=session&connections=100").await
 }
 
 /// A database of its own on a server that overlapping cases share.

@@ -61,11 +61,7 @@ impl Sql {
     }
 }
 
-async fn forget(
-    sql: &Sql,
-    connection: &mut dyn Connection,
-    idle: Duration,
-) -> Result<u64, Fault> {
+async fn forget(sql: &Sql, connection: &mut dyn Connection, idle: Duration) -> Result<u64, Fault> {
     let idle = u64::try_from(idle.as_micros()).unwrap_or(u64::MAX >> 1) as i64;
     let (mut forgotten, mut tries) = (0, 0);
     let mut last: Option<LockName> = None;

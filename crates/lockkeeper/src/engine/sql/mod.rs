@@ -6,7 +6,8 @@
 //! - `schema`: the tables, made on first use;
 //! - `lease`: the engine on lease rows; `desk`: its workers; `step`: one
 //!   transaction; `rows`: how records are stored; `look`: reading without
-//!   locks; `hear`: being told of what others did; `gc`: forgetting idle names.
+//!   locks; `hear`: being told of what others did; `gc`: forgetting idle names;
+//! - `session`: the engine on row locks.
 
 mod config;
 mod desk;
@@ -22,6 +23,7 @@ mod mysql;
 mod postgres;
 mod rows;
 mod schema;
+mod session;
 mod step;
 #[cfg(feature = "tls")]
 mod tls;
@@ -45,9 +47,6 @@ const LOCK_WAIT: Duration = Duration::from_secs(1);
 async fn open(sql: Sql, seat: Seat) -> Result<Arc<dyn Engine>> {
     match sql.strategy {
         Strategy::Lease => Ok(Arc::new(lease::LeaseEngine::open(sql, seat).await?)),
-        Strategy::Session => Err(crate::Error::new(
-            crate::ErrorKind::Unsupported,
-            "this version has no strategy session",
-        )),
+        Strategy::Session => session::open(sql, seat).await,
     }
 }

@@ -156,6 +156,11 @@ impl Wire {
         self.session
     }
 
+    /// Whether the connection has ended, as far as that has been noticed.
+    pub(super) fn is_over(&self) -> bool {
+        *self.ended.borrow() || self.questions.is_closed()
+    }
+
     /// Waits until the connection has ended, as far as that is noticed
     /// without asking.
     pub(super) async fn ended(&self) {

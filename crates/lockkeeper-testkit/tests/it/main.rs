@@ -11,5 +11,7 @@ lockkeeper_testkit::conformance! { local_engine: lockkeeper_testkit::start::loca
 lockkeeper_testkit::conformance! { redis_tls: lockkeeper_testkit::start::redis_tls }
 lockkeeper_testkit::conformance! { redis_sentinel: lockkeeper_testkit::start::redis_sentinel }
 lockkeeper_testkit::conformance! { redis_cluster: lockkeeper_testkit::start::redis_cluster }
+lockkeeper_testkit::conformance! { mariadb: lockkeeper_testkit::start::mariadb }
+lockkeeper_testkit::conformance! { postgres: lockkeeper_testkit::start::postgres }
 lockkeeper_testkit::conformance! { mariadb_session: lockkeeper_testkit::start::mariadb_session }
 lockkeeper_testkit::conformance! { postgres_session: lockkeeper_testkit::start::postgres_session }

@@ -1,7 +1,7 @@
 //! How a keeper hears of what others did: one connection that listens, or one
 //! that looks, for all its claims together, and only while there are any.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,6 +25,8 @@ const SOON: Duration = Duration::from_millis(5);
 const OFTEN: Duration = Duration::from_millis(100);
 /// How often a keeper looks that only holds.
 const SELDOM: Duration = Duration::from_secs(1);
+/// How long something is held before it is worth a connection to hear of it.
+const SETTLED: Duration = Duration::from_millis(500);
 /// How long a connection is kept that nobody needs.
 const SPARE: Duration = Duration::from_secs(60);
 /// How often lines that nobody takes are swept away.
@@ -45,8 +47,8 @@ struct State {
     waiting: HashSet<ClaimId>,
     /// Somebody waits for a latch until then.
     watching: Option<Instant>,
-    /// Somebody holds something until then.
-    holding: Option<Instant>,
+    /// What is held: since when that is worth listening, and until when.
+    held: HashMap<ClaimId, (Instant, Instant)>,
     /// Since when there is something new to hear of.
     news: Option<Instant>,
     started: bool,
@@ -76,9 +78,11 @@ impl Ears {
         }
     }
 
-    /// A claim waits no longer.
+    /// A claim neither waits nor holds any longer.
     pub(super) fn done(&self, claim: ClaimId) {
-        self.0.lock().waiting.remove(&claim);
+        let mut state = self.0.lock();
+        state.waiting.remove(&claim);
+        state.held.remove(&claim);
     }
 
     /// Somebody waits for a change of a number, and looks again in time.
@@ -91,12 +95,17 @@ impl Ears {
         self.start(state);
     }
 
-    /// Something is held, and will be for so long.
-    pub(super) fn hold(&self, lease: Duration) {
+    /// A claim holds, unless renewed for so long. Whoever is broken wants to
+    /// hear of it before the next renewal.
+    pub(super) fn hold(&self, claim: ClaimId, lease: Duration) {
         let mut state = self.0.lock();
-        let until = Instant::now() + lease;
-        state.holding = state.holding.max(Some(until));
-        self.start(state);
+        let now = Instant::now();
+        state.waiting.remove(&claim);
+        let new = !state.held.contains_key(&claim);
+        state.held.entry(claim).or_insert((now + SETTLED, now)).1 = now + lease;
+        if new {
+            self.start(state);
+        }
     }
 
     /// Hears nothing any more.
@@ -136,13 +145,24 @@ impl Shared {
         let mut state = self.lock();
         let now = Instant::now();
         state.watching = state.watching.filter(|until| *until > now);
-        state.holding = state.holding.filter(|until| *until > now);
+        state.held.retain(|_, (_, until)| *until > now);
         if !state.waiting.is_empty() || state.watching.is_some() {
             Need::Waiting
-        } else if state.holding.is_some() {
+        } else if state.held.values().any(|(from, _)| *from <= now) {
             Need::Holding
         } else {
             Need::None
+        }
+    }
+
+    /// Waits until something may be needed, that has not been before.
+    async fn wanted(&self) {
+        let settled = self.lock().held.values().map(|(from, _)| *from).min();
+        match settled {
+            Some(settled) => {
+                let _ = tokio::time::timeout_at(settled, self.wanted.notified()).await;
+            }
+            None => self.wanted.notified().await,
         }
     }
 
@@ -180,7 +200,7 @@ async fn hear(shared: Arc<Shared>) {
     let mut failures = 0;
     while !shared.is_closed() {
         if shared.need() == Need::None {
-            shared.wanted.notified().await;
+            shared.wanted().await;
             continue;
         }
         let fault = match shared.sql.dialect.hearing() {
@@ -243,7 +263,7 @@ async fn poll(shared: &Shared, failures: &mut u32) -> Result<(), Fault> {
             return Ok(());
         }
         if need == Need::None {
-            let _ = tokio::time::timeout(SPARE, shared.wanted.notified()).await;
+            let _ = tokio::time::timeout(SPARE, shared.wanted()).await;
             continue;
         }
         if swept.is_none_or(|at| at.elapsed() > SWEEP) {

@@ -14,8 +14,8 @@ use super::step::{Done, Outcome, Step};
 use super::{schema, wire};
 use crate::clock::Moment;
 use crate::engine::{
-    Belief, Cell, CellOp, Claim, Connect, Cursor, Engine, EngineInfo, Found, Holder, Intent, Keep,
-    Kind, Page, Release, Revoke, Seat, Standing, Status, TokenStrength,
+    Cell, CellOp, Claim, Connect, Cursor, Engine, EngineInfo, Found, Holder, Intent, Keep, Kind,
+    Page, Release, Revoke, Seat, Standing, Status, TokenStrength,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
@@ -71,6 +71,7 @@ impl LeaseEngine {
         let standing = answer.standing(claim, sent, done.now, 0);
         match &standing {
             Standing::Queued(_) => self.ears.wait(claim.id),
+            Standing::Held(_) => self.ears.hold(claim.id, claim.lease),
             _ => self.ears.done(claim.id),
         }
         Ok(standing)
@@ -100,6 +101,9 @@ impl Engine for LeaseEngine {
                 Err(refusal) => Outcome::Refused(refusal),
             }
         });
+        if intent == Intent::Watch {
+            self.ears.watch();
+        }
         let done = self.ask((step.queueing(claim.max_waiters), done)).await?;
         self.standing(claim, sent, done)
     }
@@ -108,10 +112,6 @@ impl Engine for LeaseEngine {
         let sent = self.seat.clock.now();
         let (mut steps, mut answers) = (Vec::new(), Vec::new());
         for keep in batch {
-            if let Belief::Held { .. } = keep.belief {
-                // Whoever is broken wants to hear of it before the next renewal.
-                self.ears.hold(keep.claim.lease);
-            }
             let keep = keep.clone();
             let (name, id) = (keep.claim.name.clone(), keep.claim.id);
             let (step, done) = Step::new(&name, Some(id), move |record, now, effects| {

@@ -6,13 +6,14 @@
 //! - `schema`: the tables, made on first use;
 //! - `lease`: the engine on lease rows; `desk`: its workers; `step`: one
 //!   transaction; `rows`: how records are stored; `look`: reading without
-//!   locks; `hear`: being told of what others did;
+//!   locks; `hear`: being told of what others did; `gc`: forgetting idle names;
 //! - `session`: the engine on row locks.
 
 mod config;
 mod desk;
 mod dialect;
 mod fault;
+mod gc;
 mod hear;
 mod lease;
 mod look;

@@ -1,6 +1,6 @@
 //! The tables: made on first use where that is allowed, and known again.
 
-use super::config::Sql;
+use super::config::{Sql, Strategy};
 use super::fault::{Class, Fault, Stage};
 use super::rows::{CLAIMS, NAMES};
 use super::wire::{Connection, ask};
@@ -10,6 +10,10 @@ use crate::error::{Error, ErrorKind, Result, invalid};
 const VERSION: i64 = 1;
 /// How often making the tables is tried again when others were in the way.
 const TRIES: u32 = 5;
+/// A table that only the session strategy has.
+pub(super) const SESSION_TABLE: &str = "session_locks";
+/// A table that only the lease strategy has.
+pub(super) const LEASE_TABLE: &str = "meta";
 
 /// The tables but `meta`, and columns that tell them from others of the name.
 const TABLES: [(&str, &str); 4] =
@@ -17,6 +21,9 @@ const TABLES: [(&str, &str); 4] =
 
 /// The statements that make the tables, for people who run them by hand.
 pub(super) fn statements(sql: &Sql) -> String {
+    if sql.strategy == Strategy::Session {
+        return super::session::schema(sql);
+    }
     let mut text = sql.dialect.schema().to_owned();
     for table in ["meta", "names", "claims", "counted", "listeners", "mail"] {
         text = text.replace(&format!("{{{table}}}"), &sql.table(table));
@@ -68,6 +75,11 @@ async fn check(sql: &Sql, connection: &mut dyn Connection) -> Result<bool> {
 }
 
 async fn make(sql: &Sql, connection: &mut dyn Connection) -> Result<()> {
+    let other = ask(connection, &sql.dialect.has_table(sql, SESSION_TABLE), sql.command).await;
+    let other = other.map_err(|fault| fault.at(Stage::Open))?;
+    if other.last().is_some_and(|table| !table.rows.is_empty()) {
+        return Err(other_strategy(sql));
+    }
     // A table of the same name that is not ours would not be made, and would
     // be noticed only after its neighbours are.
     for (table, columns) in TABLES {
@@ -111,6 +123,20 @@ async fn make(sql: &Sql, connection: &mut dyn Connection) -> Result<()> {
             }
         }
     }
+}
+
+/// Rows with leases and row locks do not exclude each other, so they do not
+/// share a prefix either.
+pub(super) fn other_strategy(sql: &Sql) -> Error {
+    let (mine, theirs) = match sql.strategy {
+        Strategy::Lease => ("lease", "session"),
+        Strategy::Session => ("session", "lease"),
+    };
+    invalid(format!(
+        "the tables {}… belong to strategy={theirs}, whose locks do not exclude those of \
+         strategy={mine}: use that one, or another prefix=",
+        sql.prefix
+    ))
 }
 
 /// The statements one by one, without comments.

@@ -26,6 +26,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::config::Sql;
 use super::fault::{Class, Fault, Stage};
+use super::schema::{LEASE_TABLE, other_strategy};
 use super::wire::Wire;
 use crate::cause::Cause;
 use crate::clock::Moment;
@@ -33,7 +34,7 @@ use crate::engine::{
     BEAT, Belief, Cell, CellOp, Claim, Cursor, Engine, EngineInfo, Found, Holder, Intent, Keep,
     Kind, Page, Place, REMEMBER, Release, Revoke, Seat, Standing, Status, TICKET, TokenStrength,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::name::LockName;
 use crate::token::{ClaimId, Token};
 use control::{Control, unclear};
@@ -69,13 +70,23 @@ pub(super) async fn open(sql: Sql, seat: Seat) -> Result<Arc<dyn Engine>> {
     Ok(Arc::new(SessionEngine(shared)))
 }
 
-/// The statements that make the tables.
-pub(super) fn tables(sql: &Sql) -> Vec<String> {
+/// The statements that make the tables, for people who run them by hand.
+pub(super) fn schema(sql: &Sql) -> String {
     let tongue = match sql.dialect.scheme() {
         "postgres" => Tongue::Postgres,
         _ => Tongue::MariaDb,
     };
-    Words::new(sql, tongue).tables()
+    let mut text = match &sql.schema {
+        Some(schema) => {
+            format!("CREATE SCHEMA IF NOT EXISTS {};\n\n", sql.dialect.quote(schema))
+        }
+        None => String::new(),
+    };
+    for statement in Words::new(sql, tongue).tables() {
+        text.push_str(&statement);
+        text.push_str(";\n");
+    }
+    text
 }
 
 async fn tongue(sql: &Sql, wire: &Wire) -> Result<Tongue, Fault> {
@@ -87,47 +98,53 @@ async fn tongue(sql: &Sql, wire: &Wire) -> Result<Tongue, Fault> {
     Ok(if row.text(0)?.contains("MariaDB") { Tongue::MariaDb } else { Tongue::MySql })
 }
 
+/// Makes sure that the tables are there, and ours.
 async fn make_tables(sql: &Sql, wire: &Wire, words: &Words) -> Result<()> {
+    let at_open = |fault: Fault| fault.at(Stage::Open);
     let shape = words.shape();
-    let mut missing = match wire.ask(shape.clone(), sql.command).await {
+    match wire.ask(shape.clone(), sql.command).await {
         Ok(_) => return Ok(()),
-        Err(fault) => fault,
-    };
-    // Several may make them at once, and meet each other's half-made ones.
-    for _ in 0..5 {
-        if missing.class != Class::NoTable {
-            break;
+        Err(fault) if fault.class == Class::NoTable => {}
+        Err(fault) => return Err(not_ours(sql, fault)),
+    }
+    let other = sql.dialect.has_table(sql, LEASE_TABLE);
+    let other = wire.ask(other, sql.command).await.map_err(at_open)?;
+    if other.last().is_some_and(|table| !table.rows.is_empty()) {
+        return Err(other_strategy(sql));
+    }
+    let end = sql.dialect.end_making(sql);
+    let script = format!("{}{}; {end}", sql.dialect.begin_making(sql), words.tables().join("; "));
+    let made = wire.ask(script, sql.command.max(Duration::from_secs(15))).await;
+    if let Err(fault) = made {
+        if fault.leaves_connection() {
+            let _ = wire.ask(format!("ROLLBACK; {end}"), sql.command).await;
         }
-        let made = wire.ask(words.tables().join("; "), sql.command).await;
-        if let Err(fault) = &made
-            && matches!(fault.class, Class::Forbidden | Class::ReadOnly | Class::Lost)
-        {
-            let forbidden = fault.class == Class::Forbidden;
-            let error = fault.clone().at(Stage::Open);
-            if !forbidden {
-                return Err(error);
-            }
+        if fault.class == Class::Forbidden {
             let text = format!(
-                "the tables are missing and this user may not make them ({error}); let somebody \
-                 who may do it: {};",
-                words.tables().join("; ")
+                "the tables are missing and this user may not make them; let somebody run what \
+                 `lockkeeper schema` prints:\n{}",
+                schema(sql)
             );
-            return Err(Error::new(ErrorKind::Invalid, text).because(error));
+            return Err(invalid(text).because(fault.at(Stage::Open)));
         }
-        match wire.ask(shape.clone(), sql.command).await {
-            Ok(_) => return Ok(()),
-            Err(fault) => missing = fault,
+        // Somebody else may have been quicker.
+        if fault.class != Class::Conflict {
+            return Err(at_open(fault));
         }
     }
-    let wrong = matches!(missing.class, Class::Refused(ErrorKind::Invalid));
-    let error = missing.at(Stage::Open);
-    if wrong {
-        let text = format!(
-            "a table has one of our names but other columns; use another prefix= ({error})"
-        );
-        return Err(Error::new(ErrorKind::Invalid, text).because(error));
+    wire.ask(shape, sql.command).await.map(drop).map_err(|fault| not_ours(sql, fault))
+}
+
+/// The error of tables that are not as we make them.
+fn not_ours(sql: &Sql, fault: Fault) -> Error {
+    match fault.class {
+        Class::Refused(ErrorKind::Invalid | ErrorKind::Unexpected) => invalid(format!(
+            "a table whose name starts with {} is not one of Lockkeeper's; choose another prefix=",
+            sql.prefix
+        ))
+        .because(fault.at(Stage::Open)),
+        _ => fault.at(Stage::Open),
     }
-    Err(error)
 }
 
 fn info(sql: &Sql, tongue: Tongue) -> EngineInfo {

@@ -285,18 +285,18 @@ impl Words {
 
     /// Closes a name for some time.
     pub(super) fn close(&self, name: &LockName, time: Duration) -> String {
-        let (tokens, key) = (&self.tokens, self.key(name));
+        let (tokens, key, clock) = (&self.tokens, self.key(name), self.dialect.clock());
         if self.is_postgres() {
             let until = format!("clock_timestamp() + interval '{} milliseconds'", millis(time));
             format!(
-                "INSERT INTO {tokens} AS t (name, token, closed_until) VALUES ({key}, 0, {until}) \
+                "INSERT INTO {tokens} AS t (name, token, closed_until) VALUES ({key}, {clock}, {until}) \
                  ON CONFLICT (name) DO UPDATE \
                  SET closed_until = greatest(t.closed_until, {until})"
             )
         } else {
             let until = format!("UTC_TIMESTAMP(6) + INTERVAL {} MICROSECOND", time.as_micros());
             format!(
-                "INSERT INTO {tokens} (name, token, closed_until) VALUES ({key}, 0, {until}) \
+                "INSERT INTO {tokens} (name, token, closed_until) VALUES ({key}, {clock}, {until}) \
                  ON DUPLICATE KEY UPDATE \
                  closed_until = GREATEST(COALESCE(closed_until, {until}), {until})"
             )

@@ -10,6 +10,7 @@ pub mod child;
 pub mod explore;
 pub mod fleet;
 pub mod history;
+pub mod parity;
 pub mod proxy;
 pub mod server;
 pub mod sql;

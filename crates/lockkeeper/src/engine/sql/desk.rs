@@ -52,7 +52,10 @@ struct Shared {
 struct State {
     names: HashMap<LockName, Queue>,
     ready: VecDeque<Unit>,
+    /// How many workers wait for work.
     idle: usize,
+    /// How many workers have a connection.
+    connected: usize,
     closed: bool,
     link_down: bool,
     /// No new connection before then, after one failed, and why.
@@ -140,6 +143,11 @@ impl fmt::Debug for Workers {
 }
 
 impl State {
+    /// Whether a connection could not be made just now.
+    fn is_troubled(&self) -> bool {
+        self.trouble.as_ref().is_some_and(|(until, _)| *until > Instant::now())
+    }
+
     fn add(&mut self, step: Step) {
         let name = step.name.clone();
         let queue = self.names.entry(name.clone()).or_default();
@@ -175,9 +183,10 @@ impl Shared {
 
     /// Lets a worker know of work, or hires one.
     fn wake(self: &Arc<Self>, state: MutexGuard<'_, State>) {
-        let idle = state.idle > 0;
+        let busy = state.ready.len() > state.idle;
+        let troubled = state.connected > 0 && state.is_troubled();
         drop(state);
-        if !idle && *self.count.borrow() < self.sql.limit() {
+        if busy && !troubled && *self.count.borrow() < self.sql.limit() {
             self.hire(None);
         }
         self.work.notify_one();
@@ -185,6 +194,7 @@ impl Shared {
 
     fn hire(self: &Arc<Self>, connection: Option<Box<dyn Connection>>) {
         self.count.send_modify(|count| *count += 1);
+        self.lock().connected += usize::from(connection.is_some());
         let mut worker = Worker { shared: self.clone(), connection };
         tokio::spawn(async move { worker.run().await });
     }
@@ -209,6 +219,7 @@ struct Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
+        self.disconnect();
         self.shared.count.send_modify(|count| *count -= 1);
     }
 }
@@ -216,21 +227,42 @@ impl Drop for Worker {
 impl Worker {
     async fn run(&mut self) {
         while let Some(unit) = self.next().await {
+            if self.is_superfluous().await {
+                let mut state = self.shared.lock();
+                state.ready.push_front(unit);
+                drop(state);
+                self.shared.work.notify_one();
+                return;
+            }
             let name = match &unit {
                 Unit::Name(name) => Some(name.clone()),
                 _ => None,
             };
             // A panic must not take the others' worker along.
             if AssertUnwindSafe(self.work(unit)).catch_unwind().await.is_err() {
-                self.connection = None;
+                self.disconnect();
             }
             if let Some(name) = name {
                 self.shared.lock().give_back(&name);
             }
         }
-        if let Some(connection) = self.connection.take() {
+        if let Some(connection) = self.disconnect() {
             connection.close().await;
         }
+    }
+
+    /// Whether this worker gets no connection, while others have one: then
+    /// they do the work.
+    async fn is_superfluous(&mut self) -> bool {
+        self.connection.is_none()
+            && self.connected().await.is_err()
+            && self.shared.lock().connected > 0
+    }
+
+    fn disconnect(&mut self) -> Option<Box<dyn Connection>> {
+        let connection = self.connection.take();
+        self.shared.lock().connected -= usize::from(connection.is_some());
+        connection
     }
 
     /// Waits for work; `None` when there is none for this worker any more.
@@ -323,7 +355,7 @@ impl Worker {
         if fault.leaves_connection() {
             self.undo().await;
         } else {
-            self.connection = None;
+            self.disconnect();
         }
         match (fault.class, stage) {
             (Class::Conflict, _) if tries < TRIES => tokio::time::sleep(pause(tries)).await,
@@ -335,11 +367,11 @@ impl Worker {
     }
 
     async fn undo(&mut self) {
-        let Some(mut connection) = self.connection.take() else { return };
+        let Some(connection) = &mut self.connection else { return };
         let keeper = self.shared.seat.keeper;
-        let mut desk = Desk { sql: &self.shared.sql, keeper, connection: &mut *connection };
-        if desk.undo().await.is_ok() {
-            self.connection = Some(connection);
+        let mut desk = Desk { sql: &self.shared.sql, keeper, connection: &mut **connection };
+        if desk.undo().await.is_err() {
+            self.disconnect();
         }
     }
 
@@ -378,6 +410,7 @@ impl Worker {
             match connect(&shared.sql, None).await {
                 Ok(connection) => {
                     self.connection = Some(connection);
+                    shared.lock().connected += 1;
                     shared.set_link(true);
                 }
                 Err(fault) => {
@@ -387,7 +420,7 @@ impl Worker {
                     let until = Instant::now() + backoff(state.failures);
                     state.trouble = Some((until, error.clone()));
                     drop(state);
-                    if error.kind() == ErrorKind::Unreachable {
+                    if error.kind() == ErrorKind::Unreachable && shared.lock().connected == 0 {
                         shared.set_link(false);
                     }
                     return Err(error);

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
 use super::config::Sql;
@@ -40,6 +40,8 @@ struct Shared {
     seat: Seat,
     state: Mutex<State>,
     wanted: Notify,
+    /// Whether what is told now will be heard.
+    ready: watch::Sender<bool>,
 }
 
 #[derive(Default)]
@@ -66,7 +68,20 @@ enum Need {
 impl Ears {
     pub(super) fn new(sql: Sql, seat: Seat) -> Self {
         let (state, wanted) = (Mutex::default(), Notify::new());
-        Ears(Arc::new(Shared { sql, seat, state, wanted }))
+        // What is only looked for stays where it is until then.
+        let ready = watch::Sender::new(is_polled(&sql));
+        Ears(Arc::new(Shared { sql, seat, state, wanted, ready }))
+    }
+
+    /// Whether what is told now will be heard.
+    pub(super) fn is_ready(&self) -> bool {
+        *self.0.ready.borrow()
+    }
+
+    /// Waits until it will, but not for long: whoever waits asks again anyway.
+    pub(super) async fn ready(&self) {
+        let mut ready = self.0.ready.subscribe();
+        let _ = tokio::time::timeout(TICKET / 4, ready.wait_for(|ready| *ready)).await;
     }
 
     /// A claim waits.
@@ -186,12 +201,15 @@ impl Shared {
             self.seat.events.push(event);
         }
     }
+}
 
-    /// Makes everybody ask again who may have missed something.
-    fn nudge(&self) {
-        for &claim in &self.lock().waiting {
-            self.seat.events.push(Event::Nudge(claim));
-        }
+/// Whether lines are looked for, and not pushed.
+pub(super) fn is_polled(sql: &Sql) -> bool {
+    match sql.dialect.hearing() {
+        #[cfg(feature = "postgres")]
+        Hearing::Pushed => false,
+        #[cfg(feature = "mysql")]
+        Hearing::Polled => true,
     }
 }
 
@@ -205,7 +223,11 @@ async fn hear(shared: Arc<Shared>) {
         }
         let fault = match shared.sql.dialect.hearing() {
             #[cfg(feature = "postgres")]
-            Hearing::Pushed => listen(&shared, &mut failures).await,
+            Hearing::Pushed => {
+                let ended = listen(&shared, &mut failures).await;
+                shared.ready.send_replace(false);
+                ended
+            }
             #[cfg(feature = "mysql")]
             Hearing::Polled => poll(&shared, &mut failures).await,
         };
@@ -224,9 +246,12 @@ async fn listen(shared: &Shared, failures: &mut u32) -> Result<(), Fault> {
     let mut connection = connect(&shared.sql, Some(sender)).await?;
     let channel = super::postgres::channel(shared.seat.keeper);
     ask(&mut *connection, &format!("LISTEN {channel}"), shared.sql.command).await?;
-    *failures = 0;
-    // What was told while nobody listened is found by asking.
-    shared.nudge();
+    shared.ready.send_replace(true);
+    // What was told while nobody listened is found by asking. Whoever begins
+    // to wait does that by itself.
+    if std::mem::take(failures) > 0 || !shared.lock().held.is_empty() {
+        shared.seat.events.push(Event::Link { shard: 0, up: true });
+    }
     let mut idle = Instant::now();
     loop {
         if shared.need() != Need::None {

@@ -6,9 +6,8 @@ use tokio::sync::oneshot;
 
 use super::config::Sql;
 use super::desk::Workers;
-use super::dialect::Hearing;
 use super::fault::Stage;
-use super::hear::Ears;
+use super::hear::{Ears, is_polled};
 use super::look::{At, Look};
 use super::step::{Done, Outcome, Step};
 use super::{schema, wire};
@@ -56,6 +55,19 @@ impl LeaseEngine {
         Ok(LeaseEngine { info, seat, workers, ears })
     }
 
+    async fn ask_for(&self, claim: &Claim, intent: Intent, floor: Token) -> Result<Standing> {
+        let sent = self.seat.clock.now();
+        let wanted = claim.clone();
+        let (step, done) = Step::new(&claim.name, Some(claim.id), move |record, now, effects| {
+            match record.acquire(&wanted, intent, floor, now, effects) {
+                Ok(answer) => Outcome::Answer(answer),
+                Err(refusal) => Outcome::Refused(refusal),
+            }
+        });
+        let done = self.ask((step.queueing(claim.max_waiters), done)).await?;
+        self.standing(claim, sent, done)
+    }
+
     async fn ask(&self, (step, done): (Step, Pending)) -> Result<Done> {
         self.workers.ask(step);
         ended(done).await
@@ -93,19 +105,16 @@ impl Engine for LeaseEngine {
     }
 
     async fn acquire(&self, claim: &Claim, intent: Intent, floor: Token) -> Result<Standing> {
-        let sent = self.seat.clock.now();
-        let wanted = claim.clone();
-        let (step, done) = Step::new(&claim.name, Some(claim.id), move |record, now, effects| {
-            match record.acquire(&wanted, intent, floor, now, effects) {
-                Ok(answer) => Outcome::Answer(answer),
-                Err(refusal) => Outcome::Refused(refusal),
-            }
-        });
         if intent == Intent::Watch {
             self.ears.watch();
         }
-        let done = self.ask((step.queueing(claim.max_waiters), done)).await?;
-        self.standing(claim, sent, done)
+        let standing = self.ask_for(claim, intent, floor).await?;
+        if !matches!(standing, Standing::Queued(_)) || self.ears.is_ready() {
+            return Ok(standing);
+        }
+        // What was told before we listened is not heard: ask again.
+        self.ears.ready().await;
+        self.ask_for(claim, intent, floor).await
     }
 
     async fn renew(&self, batch: &[Keep]) -> Vec<Result<Standing>> {
@@ -210,13 +219,4 @@ fn broken_off() -> Error {
 
 fn unexpected(outcome: &Outcome) -> Error {
     Error::new(ErrorKind::Unexpected, format!("a step came to {outcome:?}"))
-}
-
-fn is_polled(sql: &Sql) -> bool {
-    match sql.dialect.hearing() {
-        #[cfg(feature = "postgres")]
-        Hearing::Pushed => false,
-        #[cfg(feature = "mysql")]
-        Hearing::Polled => true,
-    }
 }

@@ -54,11 +54,11 @@ impl Dialect for Mysql {
 
     fn begin_making(&self, sql: &Sql) -> String {
         // Tables are made outside of transactions, so the lock is the session's.
-        format!("DO GET_LOCK(CONCAT(DATABASE(), '.{}'), 10); ", sql.prefix)
+        format!("DO GET_LOCK(MD5(CONCAT(DATABASE(), '.{}')), 10); ", sql.prefix)
     }
 
     fn end_making(&self, sql: &Sql) -> String {
-        format!("DO RELEASE_LOCK(CONCAT(DATABASE(), '.{}'))", sql.prefix)
+        format!("DO RELEASE_LOCK(MD5(CONCAT(DATABASE(), '.{}')))", sql.prefix)
     }
 
     fn bytes(&self, text: &str) -> String {

@@ -217,6 +217,8 @@ impl Connection for MysqlConnection {
             let rows: Vec<mysql_async::Row> = answer.collect().await.map_err(told)?;
             tables.push(Table { rows: rows.into_iter().map(text_row).collect(), changed });
             if answer.is_empty() {
+                // The error of a later statement is told only to who asks on.
+                answer.drop_result().await.map_err(told)?;
                 return Ok(tables);
             }
         }
@@ -283,7 +285,7 @@ fn refused_connection(error: DriverError) -> Fault {
             _ => told(error),
         },
         #[cfg(feature = "tls")]
-        DriverError::Io(mysql_async::IoError::Tls(_)) => {
+        DriverError::Io(io) if is_tls(io) => {
             let text = format!("no encrypted connection: {}", innermost(&error));
             Fault::new(invalid, text).because(error)
         }
@@ -295,6 +297,17 @@ fn refused_connection(error: DriverError) -> Fault {
             Fault::new(invalid, "the server does not speak TLS").because(error)
         }
         other => Fault::new(Class::NotNow, format!("no connection: {other}")).because(error),
+    }
+}
+
+/// Whether encryption failed, and not the network.
+#[cfg(feature = "tls")]
+fn is_tls(error: &mysql_async::IoError) -> bool {
+    match error {
+        mysql_async::IoError::Tls(_) => true,
+        mysql_async::IoError::Io(error) => {
+            error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
+        }
     }
 }
 

@@ -259,7 +259,11 @@ impl Desk<'_> {
             tickets = self.load_part(name, loaded, steps).await?;
         }
         loop {
-            loaded.record.counter = loaded.record.counter.max(floor);
+            // A name that was forgotten goes on above its tokens, but has
+            // none to show before that.
+            let counter = loaded.record.counter;
+            let raised = counter.max(floor);
+            loaded.record.counter = raised;
             let mut effects = Effects::default();
             for step in &mut *steps {
                 let mut outcome = (step.work)(&mut loaded.record, now, &mut effects);
@@ -271,6 +275,9 @@ impl Desk<'_> {
                     *ahead = known.copied().unwrap_or(tickets);
                 }
                 step.outcome = Some(outcome);
+            }
+            if loaded.record.counter == raised {
+                loaded.record.counter = counter;
             }
             match &fresh {
                 // The steps went through all we had read of the queue: they

@@ -115,6 +115,10 @@ impl Dialect for Mysql {
         Hearing::Polled
     }
 
+    fn prepares(&self) -> bool {
+        false
+    }
+
     async fn connect(
         &self,
         sql: &Sql,

@@ -329,8 +329,9 @@ impl Words {
             Some(_) => format!("({old} OR mode <> 'read')"),
             None => old,
         };
+        let age = self.millis_since("since");
         format!(
-            "BEGIN; SELECT claim, lease_ms, delay_ms FROM {holders} \
+            "BEGIN; SELECT claim, lease_ms, delay_ms, {age} FROM {holders} \
              WHERE name = {key} AND {whom} FOR UPDATE SKIP LOCKED; {}",
             self.uptime()
         )
@@ -403,17 +404,18 @@ impl Words {
         )
     }
 
-    /// Forgets those of these names that are idle and without holders; their
-    /// highest token is kept first.
+    /// Forgets those of these names that are idle; their highest token is kept
+    /// first.
     pub(super) fn forget_idle(&self, names: &[String], idle: Duration) -> String {
         let Words { locks, tokens, holders, .. } = self;
         let (now, idle, nobody) = (self.now(), self.span(idle), self.dialect.bytes(""));
+        // Their rows are locked by this transaction: whoever is noted as a
+        // holder is dead.
         let names: Vec<String> = names.iter().map(|name| self.dialect.bytes(name)).collect();
         let names = names.join(", ");
         let idle = format!(
             "name IN ({names}) AND used < {now} - {idle} \
-             AND (closed_until IS NULL OR closed_until < {now}) \
-             AND name NOT IN (SELECT name FROM {holders})"
+             AND (closed_until IS NULL OR closed_until < {now})"
         );
         let highest = format!("(SELECT max(token) FROM {tokens} WHERE {idle})");
         let keep = if self.is_postgres() {
@@ -430,8 +432,8 @@ impl Words {
             )
         };
         format!(
-            "{keep}; DELETE FROM {tokens} WHERE {idle}; \
-             DELETE FROM {locks} WHERE name IN ({names}) \
+            "{keep}; DELETE FROM {holders} WHERE name IN ({names}); \
+             DELETE FROM {tokens} WHERE {idle}; DELETE FROM {locks} WHERE name IN ({names}) \
              AND name NOT IN (SELECT name FROM {tokens}); \
              SELECT count(*) FROM {locks} WHERE name IN ({names}); COMMIT"
         )
@@ -439,13 +441,12 @@ impl Words {
 
     /// Notes that a grant is broken; notes of grants long gone go.
     pub(super) fn note_break(&self, claim: ClaimId, reason: &str) -> String {
-        let Words { breaks, holders, .. } = self;
+        let breaks = &self.breaks;
         let (now, reason) = (self.now(), self.text(reason));
-        let stale = format!(
-            "DELETE FROM {breaks} WHERE since < {now} - {} \
-             AND claim NOT IN (SELECT claim FROM {holders})",
-            self.span(Duration::from_secs(60))
-        );
+        // Longer than any lease. No subquery here: it would wait for the rows
+        // of those who hold.
+        let long_ago = self.span(Duration::from_secs(7 * 24 * 3600));
+        let stale = format!("DELETE FROM {breaks} WHERE since < {now} - {long_ago}");
         let values = format!("('{claim}', {reason}, {now})");
         let note = self.dialect.insert_new(breaks, "claim, reason, since", &values);
         format!("{stale}; {note}")

@@ -66,6 +66,7 @@ async fn a_cancelled_waiter_owns_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_session_is_lost_at_once_and_said_so() {
     for place in Place::all() {
+        place.settled().await;
         let (one, two) = (place.keeper().await, place.keeper().await);
         let guard = Arc::new(locked(&one, "killed", lease(30_000)).await);
         if place.strategy == Strategy::Lease {
@@ -172,6 +173,7 @@ async fn eight_writers_behind_a_reader_never_overlap() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_process_frees_its_names() {
     for place in Place::all() {
+        place.settled().await;
         let keeper = place.keeper().await;
         let url = place.url();
         let mut worker = tokio::task::spawn_blocking(move || {

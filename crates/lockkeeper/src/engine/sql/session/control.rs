@@ -137,7 +137,7 @@ impl Control {
         let found = found?;
         let [_, rows, uptime] = &found[..] else { return Err(unclear()) };
         let uptime = uptime.rows.first().ok_or_else(unclear)?.number(1)?;
-        let uptime = Duration::from_secs(u64::try_from(uptime).unwrap_or(0));
+        let uptime = self.words.uptime_of(uptime);
         let mut dead = Dead::default();
         let mut statements = Vec::new();
         for row in &rows.rows {

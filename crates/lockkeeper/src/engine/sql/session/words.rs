@@ -320,7 +320,7 @@ impl Words {
     /// Locks the rows of dead holders of a name: none but the dead have rows
     /// that can be locked. Of those that `mine` excludes all are taken, of
     /// others the ones that are not just arriving. The answers are the rows,
-    /// and for how long the server has been up, in seconds.
+    /// and for how long the server has been up.
     pub(super) fn find_dead(&self, name: &LockName, mine: Option<Mode>) -> String {
         let (holders, key) = (&self.holders, self.key(name));
         let old = format!("since < {} - {}", self.now(), self.span(ARRIVING));
@@ -337,13 +337,23 @@ impl Words {
         )
     }
 
-    /// How long the server has been up: a word, and whole seconds.
-    fn uptime(&self) -> &'static str {
+    /// How long the server has been up: a word, and milliseconds or seconds.
+    fn uptime(&self) -> String {
         if self.is_postgres() {
-            "SELECT 'uptime', \
-             floor(extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()))::bigint"
+            format!("SELECT 'uptime', {}", self.millis_since("pg_postmaster_start_time()"))
         } else {
-            "SHOW GLOBAL STATUS LIKE 'Uptime'"
+            "SHOW GLOBAL STATUS LIKE 'Uptime'".to_owned()
+        }
+    }
+
+    /// What the answer to that says at least.
+    pub(super) fn uptime_of(&self, number: i64) -> Duration {
+        let number = u64::try_from(number).unwrap_or(0);
+        if self.is_postgres() {
+            Duration::from_millis(number)
+        } else {
+            // Whole seconds at both ends: it may have been up for one less.
+            Duration::from_secs(number.saturating_sub(1))
         }
     }
 

@@ -1,7 +1,5 @@
 //! Encryption: whom to trust.
 
-use std::sync::Arc;
-
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
@@ -11,6 +9,7 @@ use crate::error::ErrorKind;
 
 /// Several drivers bring several providers along, and then rustls has no
 /// default of its own: make one.
+#[cfg(feature = "mysql")]
 pub(super) fn provider() {
     use rustls::crypto::{CryptoProvider, ring};
     if CryptoProvider::get_default().is_none() {
@@ -48,7 +47,7 @@ pub(super) fn client(sql: &Sql) -> Result<rustls::ClientConfig, Fault> {
         Fault::new(Class::Refused(ErrorKind::Unexpected), "encryption cannot be set up")
             .because(error)
     };
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(failed)?;

@@ -5,20 +5,24 @@
 //! just before the request; where an instant that matters to it lies too near
 //! for both to see the same side of it, the test first waits until it is past.
 
+mod judge;
+mod setup;
+
 use std::collections::{BTreeMap, HashSet};
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
 use futures_util::StreamExt;
 use lockkeeper::engine::{
-    About, Belief, CellOp, Claim, CountId, Event, Events, Holder, Intent, Keep, Kind, Mode,
-    Release, Revoke, Seat, Standing, Status,
+    Belief, CellOp, Claim, CountId, Event, Events, Holder, Intent, Keep, Kind, Release, Revoke,
+    Seat,
 };
-use lockkeeper::model::{Answer, Effects, Record, Refusal, Time};
-use lockkeeper::{ClaimId, Clock, Engine, Error, KeeperId, LockName, Result, Token};
+use lockkeeper::model::{Effects, Record, Time};
+use lockkeeper::{ClaimId, Clock, Engine, KeeperId, LockName, Result, Token};
 use tokio::sync::mpsc::UnboundedReceiver;
+
+use setup::{claims, listening};
 
 /// How many operations a sequence has.
 const STEPS: usize = 90;
@@ -331,39 +335,6 @@ impl Sequence {
         self.keepers[seat % self.keepers.len()].0.clone()
     }
 
-    fn same_answer(&mut self, expected: Result<Answer, Refusal>, actual: Result<Standing>) {
-        let alike = match (&expected, &actual) {
-            (Ok(Answer::Held { token }), Ok(Standing::Held(grant))) => {
-                self.same_token(*token, grant.token)
-            }
-            (Ok(Answer::Queued { ticket, ahead, .. }), Ok(Standing::Queued(place))) => {
-                self.tickets.meet(*ticket, place.ticket) && place.ahead == Some(*ahead)
-            }
-            (Ok(Answer::Busy), Ok(Standing::Busy)) => true,
-            (Ok(Answer::Gone(expected)), Ok(Standing::Gone(actual))) => expected == actual,
-            (Err(_), Err(_)) => true,
-            _ => false,
-        };
-        if !alike {
-            self.differ("answer", &expected, &actual);
-        }
-        if let (Err(expected), Err(actual)) = (expected, actual) {
-            self.same_refusal(expected, actual);
-        }
-    }
-
-    fn same_refusal(&self, expected: Refusal, actual: Error) {
-        self.same("refusal", Error::from(expected).to_string(), actual.to_string());
-    }
-
-    fn same_token(&mut self, expected: Option<Token>, actual: Option<Token>) -> bool {
-        match (expected, actual) {
-            (Some(expected), Some(actual)) => self.tokens.meet(expected.get(), actual.get()),
-            (None, None) => true,
-            _ => false,
-        }
-    }
-
     /// Waits for the pushes that the model made, and finds no others.
     async fn pushes(&mut self) {
         let mut expected: Vec<Vec<Event>> = vec![Vec::new(); self.keepers.len()];
@@ -412,74 +383,6 @@ impl Sequence {
         }
     }
 
-    fn same_push(&mut self, expected: &Event, actual: &Event) {
-        let alike = match (expected, actual) {
-            (
-                Event::HandedOver { claim, ticket, token },
-                Event::HandedOver { claim: winner, ticket: number, token: granted },
-            ) => {
-                claim == winner
-                    && self.tickets.meet(*ticket, *number)
-                    && self.same_token(*token, *granted)
-            }
-            (expected, actual) => expected == actual,
-        };
-        if !alike {
-            self.differ("push", expected, actual);
-        }
-    }
-
-    /// Compares what a bystander sees.
-    async fn status(&mut self) -> Result<(), Unclear> {
-        let now = Time(wall());
-        let expected = self.record.status(self.name.clone(), now);
-        let seat = self.random.usize(..self.keepers.len());
-        let actual = self.keepers[seat].0.inspect(&self.name).await.unwrap();
-        self.clear(now)?;
-        let alike = (expected.kind == actual.kind || unused_kind(&expected, &actual))
-            && self.same_people(&expected, &actual)
-            && self.counter_alike(&expected, &actual)
-            && near(expected.closed_for, actual.closed_for, self.apart)
-            && expected.cell == actual.cell;
-        if !alike {
-            self.differ("status", expected, actual);
-        }
-        Ok(())
-    }
-
-    fn counter_alike(&mut self, expected: &Status, actual: &Status) -> bool {
-        // A counter that was raised is no token yet, but will be followed alike.
-        match (expected.token, actual.token) {
-            (Some(expected), Some(actual)) => {
-                expected == actual || self.tokens.meet(expected.get(), actual.get())
-            }
-            (None, None) => true,
-            _ => false,
-        }
-    }
-
-    fn same_people(&mut self, expected: &Status, actual: &Status) -> bool {
-        let apart = self.apart;
-        let holders = expected.holders.len() == actual.holders.len()
-            && expected.holders.iter().zip(&actual.holders).all(|(one, two)| {
-                one.claim == two.claim
-                    && one.mode == two.mode
-                    && one.about == two.about
-                    && one.revoked == two.revoked
-                    && near(one.age, two.age, apart)
-                    && near(one.lease_left, two.lease_left, apart)
-                    && self.same_token(one.token, two.token)
-            });
-        let waiters = expected.waiters.len() == actual.waiters.len()
-            && expected.waiters.iter().zip(&actual.waiters).all(|(one, two)| {
-                one.claim == two.claim
-                    && one.mode == two.mode
-                    && one.about == two.about
-                    && near(one.age, two.age, apart)
-            });
-        holders && waiters
-    }
-
     /// Waits until no instant that matters is near.
     async fn wait_for_clarity(&mut self) {
         loop {
@@ -520,95 +423,6 @@ impl Sequence {
             .chain(record.latch.iter().map(|latch| latch.until.0))
             .chain([record.closed_until.0])
     }
-
-    fn same<T: PartialEq + Debug>(&self, what: &str, expected: T, actual: T) {
-        if expected != actual {
-            self.differ(what, expected, actual);
-        }
-    }
-
-    fn differ(&self, what: &str, expected: impl Debug, actual: impl Debug) -> ! {
-        let from = self.log.len().saturating_sub(12);
-        panic!(
-            "{what} differs after {}\n  model: {expected:?}\n  engine: {actual:?}\n{:#?}\n\
-             LOCKKEEPER_SEED={}",
-            self.log[from..].join("\n      "),
-            self.record,
-            self.seed
-        );
-    }
-}
-
-/// Makes sure that pushes reach every keeper: some engines begin to listen
-/// only when there is something to hear.
-async fn listening(seed: u64, keepers: &mut [(Arc<dyn Engine>, UnboundedReceiver<Event>)]) {
-    for index in 0..keepers.len() {
-        let other = keepers[(index + 1) % keepers.len()].0.clone();
-        let (engine, pushed) = &mut keepers[index];
-        let name = LockName::new(format!("listening {seed} {index}")).unwrap();
-        let look = CellOp::Look { kind: Kind::Latch, watch: true };
-        for round in 0_u32.. {
-            engine.cell(&name, look.clone()).await.unwrap();
-            let by = CountId(round.to_string().into());
-            let keep = Duration::from_secs(60);
-            other.cell(&name, CellOp::SetLatch { count: 1, keep, by }).await.unwrap();
-            let heard = tokio::time::timeout(Duration::from_millis(300), pushed.recv()).await;
-            if heard.is_ok() {
-                break;
-            }
-            assert!(round < 50, "no push arrives");
-            other.cell(&name, CellOp::RemoveLatch).await.unwrap();
-        }
-        other.cell(&name, CellOp::RemoveLatch).await.unwrap();
-        while pushed.try_recv().is_ok() {}
-    }
-}
-
-/// A latch that is over is a name without a kind to one side and, until
-/// somebody looks, a latch without a count to the other.
-fn unused_kind(one: &Status, two: &Status) -> bool {
-    one.cell.is_none() && two.cell.is_none() && one.kind == Some(Kind::Latch)
-}
-
-fn claims(random: &mut Rng, seed: u64, name: &LockName) -> Vec<Arc<Claim>> {
-    let favourite = random.usize(..3);
-    let mut claims: Vec<Arc<Claim>> = Vec::new();
-    for number in 0..9_u64 {
-        let keeper = KeeperId::from_number(u128::from(seed) * 10 + u128::from(number % 3));
-        let family = if random.u8(..12) == 0 { random.usize(..3) } else { favourite };
-        let mode = match family {
-            0 => Mode::Exclusive,
-            1 if random.u8(..3) == 0 => Mode::Write,
-            1 => Mode::Read,
-            _ => Mode::Permits {
-                count: random.u32(1..4),
-                of: if random.u8(..10) == 0 { 2 } else { 3 },
-            },
-        };
-        let under = match mode {
-            Mode::Read if random.u8(..3) == 0 => {
-                claims.iter().find(|claim| claim.mode == Mode::Write).map(|claim| claim.id)
-            }
-            _ => None,
-        };
-        claims.push(Arc::new(Claim {
-            id: ClaimId { keeper, number, turn: random.u32(..3) },
-            name: name.clone(),
-            mode,
-            lease: Duration::from_millis([110, 250, 600, 30_000][random.usize(..4)]),
-            margin: Duration::from_millis(10),
-            lock_delay: Duration::from_millis([0, 0, 150][random.usize(..3)]),
-            max_waiters: [2, 100][random.usize(..2)],
-            under,
-            about: Arc::new(About {
-                who: format!("who {number}"),
-                host: String::new(),
-                pid: random.u32(..),
-                note: ["", "a note, é 100 %\n"][random.usize(..2)].to_owned(),
-            }),
-        }));
-    }
-    claims
 }
 
 fn wall() -> u64 {
@@ -617,8 +431,4 @@ fn wall() -> u64 {
 
 fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
-}
-
-fn near(one: Duration, two: Duration, apart: Duration) -> bool {
-    one.abs_diff(two) <= 3 * (apart + BLUR)
 }

@@ -10,6 +10,9 @@ use crate::exit::Failure;
 use crate::keeper::patiently;
 use crate::output::Output;
 
+/// The least that names are kept.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Prints the statements that make the tables; asks nobody.
 pub(crate) fn schema(url: &str, output: &Output) -> Outcome {
     let statements = Sql::parse(url).map_err(Failure::connecting)?.schema();
@@ -25,7 +28,10 @@ pub(crate) async fn gc(url: &str, idle: Duration, output: &Output) -> Outcome {
     let sql = Sql::parse(url).map_err(Failure::connecting)?;
     let waiting = format!("tidying up {}", redact(url));
     let forgotten = patiently(output, &waiting, sql.forget_idle(idle)).await;
-    let forgotten = forgotten.map_err(Failure::connecting)?;
+    let forgotten = forgotten.map_err(|error| match idle < DAY {
+        true => Failure::from(error),
+        false => Failure::connecting(error),
+    })?;
     match output.json {
         true => output.data(&json!({ "forgotten": forgotten }).to_string())?,
         false => output.data(&format!("{forgotten} names forgotten"))?,

@@ -60,6 +60,11 @@ impl Proxy {
         Proxy { address, state, task }
     }
 
+    /// The port it listens on.
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
     /// The URL of the Redis behind it.
     pub fn url(&self) -> String {
         format!("redis://{}/0", self.address)

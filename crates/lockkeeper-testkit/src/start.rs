@@ -65,7 +65,7 @@ pub async fn zookeeper_ensemble() -> Stage {
 
 /// What takes seconds to start is started once for the cases that overlap;
 /// the last of them ends it. Cases use names of their own.
-fn shared<T>(place: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Arc<T> {
+pub(crate) fn shared<T>(place: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Arc<T> {
     let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
     place.upgrade().unwrap_or_else(|| {
         let started = Arc::new(start());
@@ -76,7 +76,7 @@ fn shared<T>(place: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Arc<T> {
 
 /// Keeps something up until this process leaves: virtual machines are slow to
 /// start, and cases that do not overlap can share them too.
-fn kept<T: Send + Sync + 'static>(shared: Arc<T>) -> Arc<T> {
+pub(crate) fn kept<T: Send + Sync + 'static>(shared: Arc<T>) -> Arc<T> {
     static KEPT: Mutex<Vec<Arc<dyn Any + Send + Sync>>> = Mutex::new(Vec::new());
     extern "C" fn end() {
         let kept = std::mem::take(&mut *KEPT.lock().unwrap_or_else(PoisonError::into_inner));

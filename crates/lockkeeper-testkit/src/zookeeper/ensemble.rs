@@ -1,6 +1,6 @@
 //! Three ZooKeeper servers that belong together.
 
-use super::server::{Settings, TICK, ZooKeeper, url};
+use super::server::{Settings, TICK, USUAL, ZooKeeper, url};
 use crate::proxy::{Proxy, Weather};
 use crate::server::{folder, free_port};
 
@@ -61,7 +61,12 @@ impl Ensemble {
 
     /// Its URL, with the session that tests use.
     pub fn url(&self) -> String {
-        url(&self.members.iter().map(ZooKeeper::port).collect::<Vec<_>>())
+        url(&self.ports(), USUAL)
+    }
+
+    /// The ports for clients.
+    pub fn ports(&self) -> Vec<u16> {
+        self.members.iter().map(ZooKeeper::port).collect()
     }
 
     /// Which member leads, if one does.
@@ -127,7 +132,7 @@ impl Outpost {
 
     /// The URL of the others.
     pub fn others(&self) -> String {
-        url(&self.ensemble.members[1..].iter().map(ZooKeeper::port).collect::<Vec<_>>())
+        url(&self.ensemble.ports()[1..], USUAL)
     }
 
     /// Cuts the outpost off: nothing passes, and nobody is told.

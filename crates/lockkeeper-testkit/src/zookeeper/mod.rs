@@ -6,7 +6,9 @@
 
 mod ensemble;
 mod java;
+mod peer;
 mod server;
 
 pub use ensemble::{Ensemble, Outpost};
-pub use server::{Settings, ZooKeeper};
+pub use peer::{curator, preset_counter};
+pub use server::{Settings, USUAL, ZooKeeper, url};

@@ -171,7 +171,7 @@ impl ZooKeeper {
 
     /// Its URL, with the session that tests use.
     pub fn url(&self) -> String {
-        url(&[self.port])
+        url(&[self.port], USUAL)
     }
 
     /// Its folder: `data` below it, and `cert.pem` where it speaks TLS.
@@ -285,10 +285,14 @@ impl Drop for ZooKeeper {
     }
 }
 
-/// The URL of the servers at these ports, with the session that tests use.
-pub(super) fn url(ports: &[u16]) -> String {
+/// What follows the members in the URLs of tests: a session that ends soon,
+/// and the tick that the servers really have.
+pub const USUAL: &str = "/?session=2s&tick=200ms";
+
+/// The URL of the servers at these ports; `rest` follows them.
+pub fn url(ports: &[u16], rest: &str) -> String {
     let places: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-    format!("zookeeper://{}/?session=2s", places.join(","))
+    format!("zookeeper://{}{rest}", places.join(","))
 }
 
 fn run(folder: &Path, settings: &Settings) -> Child {

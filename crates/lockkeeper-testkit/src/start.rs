@@ -51,9 +51,14 @@ pub async fn redis_cluster() -> Stage {
 
 /// A ZooKeeper server.
 pub async fn zookeeper() -> Stage {
-    static SHARED: Mutex<Weak<ZooKeeper>> = Mutex::new(Weak::new());
-    let server = kept(shared(&SHARED, ZooKeeper::start));
+    let server = zookeeper_server();
     Stage::new(server.url(), server).await
+}
+
+/// The ZooKeeper server that this process shares.
+pub fn zookeeper_server() -> Arc<ZooKeeper> {
+    static SHARED: Mutex<Weak<ZooKeeper>> = Mutex::new(Weak::new());
+    kept(shared(&SHARED, ZooKeeper::start))
 }
 
 /// A ZooKeeper ensemble of three members.

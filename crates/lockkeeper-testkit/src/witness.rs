@@ -118,6 +118,8 @@ pub struct Seen {
     pub shared: usize,
     /// How many were inside together at most.
     pub together: usize,
+    /// How often a stay followed one of another process.
+    pub turns: usize,
     /// How many stays each process had.
     pub stays: BTreeMap<String, usize>,
 }
@@ -129,7 +131,7 @@ impl Seen {
     /// When stays overlapped that must not, or a token did not rise.
     pub fn read(folder: &Path) -> Self {
         let log = fs::read_to_string(folder.join("log")).expect("the witness has a log");
-        let (mut seen, mut last) = (Seen::default(), 0);
+        let (mut seen, mut last, mut before) = (Seen::default(), 0, "");
         for line in log.lines() {
             let words: Vec<&str> = line.split(' ').collect();
             let [word, token, together, who] = words[..] else { panic!("{line:?} in the log") };
@@ -146,6 +148,8 @@ impl Seen {
                 }
                 _ => panic!("two were inside: {line:?}"),
             }
+            seen.turns += usize::from(who != before);
+            before = who;
             *seen.stays.entry(who.to_owned()).or_default() += 1;
         }
         seen

@@ -26,8 +26,7 @@ fn main() {
         false => vec![ZooKeeper::with(durable)],
     };
     println!("{} that write to disk", if ensemble { "three members" } else { "one server" });
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all();
-    let runtime = runtime.build().expect("a runtime");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     // All are on one member, a follower if there is one.
     let member = members.iter().position(|member| member.mode().as_deref() != Some("leader"));
     let server = &members[member.unwrap_or(0)];

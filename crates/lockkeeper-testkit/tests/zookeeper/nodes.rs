@@ -219,3 +219,25 @@ async fn other_peoples_nodes_are_left_alone() {
     assert_eq!(nodes.children(&format!("/{name}")).await, ["brokers"]);
     assert_eq!(nodes.children(&format!("/{name}/brokers")).await, ["ids"]);
 }
+
+/// Whoever may make nodes but not list them cannot lock, and leaves nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_that_may_not_be_listed_is_refused_without_a_trace() {
+    let server = server().await;
+    let (keeper, nodes) = (keeper(&[server.port()]).await, Nodes::of(&server).await);
+    let path = format!("/{}", name("unlisted"));
+    nodes.0.auth("digest", b"owner:secret").await.unwrap();
+    let some = zk::Permission::CREATE | zk::Permission::DELETE | zk::Permission::WRITE;
+    let acls = [
+        zk::Acl::new(zk::Permission::ALL, zk::AuthId::authed()),
+        zk::Acl::new(some, zk::AuthId::anyone()),
+    ];
+    let options = zk::CreateMode::Persistent.with_acls(zk::Acls::new(&acls));
+    nodes.0.create(&path, b"", &options).await.unwrap();
+    for _ in 0..3 {
+        let mutex = keeper.mutex(&path[1..]).with_options(patient());
+        let error = within(Duration::from_secs(5), "the refusal", mutex.lock()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    }
+    nodes.deserted(&path, Duration::from_secs(3)).await;
+}

@@ -62,7 +62,7 @@ async fn a_used_up_sequence_is_refused_and_never_lets_two_in() {
         ("/end", 2_147_483_640),
         ("/stuck", 2_147_483_647),
         ("/readers", 2_147_483_640),
-        ("/permits/leases", 2_147_483_640),
+        ("/permits/locks", 2_147_483_640),
         ("/near", 2_146_999_995),
         ("/far", 2_000_000_000),
     ];

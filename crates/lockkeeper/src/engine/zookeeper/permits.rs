@@ -71,14 +71,14 @@ impl Inner {
     ) -> Answer<Standing> {
         let dir = layout::dir(&claim.name);
         let (locks, _) = layout::queue(claim);
+        let sent = self.now();
         if !fresh {
             // A lost request may have made nodes on another member.
             session.sync().await?;
-            if let Some(standing) = self.find_permits(session, claim, &dir).await? {
+            if let Some(standing) = self.find_permits(session, claim, &dir, sent).await? {
                 return Ok(standing);
             }
         }
-        let sent = self.now();
         let (listed, seen) = join(session.children(&locks), look(session, &dir)).await;
         let (line, seen) = match (listed, seen?) {
             (Ok(children), seen) => (View::of(children), seen),
@@ -140,14 +140,15 @@ impl Inner {
         check().await
     }
 
-    /// What a claim has whose requests were lost.
+    /// What a claim has whose requests were lost; the leader has answered
+    /// something that was sent at `sent` or later.
     async fn find_permits(
         self: &Arc<Self>,
         session: &Arc<Session>,
         claim: &Claim,
         dir: &str,
+        sent: Moment,
     ) -> Answer<Option<Standing>> {
-        let sent = self.now();
         let leases = match session.children(&layout::leases(dir)).await {
             Ok(leases) => leases,
             Err(Trouble::NoNode) => return Ok(None),
@@ -219,8 +220,19 @@ impl Inner {
         }
         let prefix = format!("{}/{}lease-", layout::leases(dir), layout::protected(claim.id));
         let (paths, note) = (vec![prefix; count as usize], Note::of(claim).write());
-        let (paths, mode) = (paths.iter().map(String::as_str), CreateMode::EphemeralSequential);
-        let made = session.create_beside(paths, &note, mode, &own.path, true).await?;
+        let make = || {
+            let (paths, mode) = (paths.iter().map(String::as_str), CreateMode::EphemeralSequential);
+            session.create_beside(paths, &note, mode, &own.path, true)
+        };
+        let made = match make().await {
+            // Nobody had a permit for a while, and the servers took the empty
+            // node away. If it is our place that is gone, it fails again.
+            Err(Trouble::NoNode) => {
+                session.make_dir(&layout::leases(dir)).await?;
+                make().await?
+            }
+            made => made?,
+        };
         let nodes = nodes(session, made).await?;
         self.mine.with(claim.id, |entry| entry.spot = Spot::Held { nodes, token: None });
         Ok(true)
@@ -294,8 +306,13 @@ impl Inner {
         let (leases, capacity) = (layout::leases(dir), format!("{dir}/capacity"));
         let watches =
             join(session.children_and_watch(&leases), session.exists_and_watch(&capacity));
-        let (leases, capacity) = watches.await;
-        let ((_, leases), (_, capacity)) = (leases?, capacity?);
+        let (leases, capacity) = match watches.await {
+            (Err(Trouble::NoNode), _) => {
+                session.make_dir(&layout::leases(dir)).await?;
+                return Ok(false);
+            }
+            (leases, capacity) => (leases?.1, capacity?.1),
+        };
         if self.take_now(session, claim, dir, own).await? {
             return Ok(true);
         }
@@ -319,8 +336,9 @@ impl Inner {
         dir: &str,
         own: &Node,
     ) -> Answer<()> {
+        let sent = self.now();
         session.sync().await?;
-        match self.find_permits(session, claim, dir).await? {
+        match self.find_permits(session, claim, dir, sent).await? {
             Some(_) => {
                 let spot = self.mine.with(claim.id, |entry| entry.spot.clone());
                 if let Some(Spot::Held { nodes, .. }) = spot {

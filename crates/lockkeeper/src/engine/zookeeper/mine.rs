@@ -163,6 +163,11 @@ impl Mine {
         lock(&self.state).entries.get_mut(&id).map(work)
     }
 
+    /// Whether no node of a claim is known.
+    pub(super) fn is_asking(&self, id: ClaimId) -> bool {
+        self.with(id, |entry| matches!(entry.spot, Spot::Asking)).unwrap_or(true)
+    }
+
     /// Takes a claim out.
     pub(super) fn take(&self, id: ClaimId) -> Option<Entry> {
         lock(&self.state).entries.remove(&id)

@@ -254,7 +254,11 @@ impl Engine for ZooKeeperEngine {
             }
             // Refused: its nodes have been taken away again.
             Ok(Standing::Busy) => drop(inner.mine.take(claim.id)),
-            Err(error) if !error.is_silence() => drop(inner.mine.take(claim.id)),
+            Err(error) if !error.is_silence() => match inner.mine.is_asking(claim.id) {
+                true if fresh => drop(inner.mine.take(claim.id)),
+                // Made, or perhaps made, before it was refused.
+                _ => inner.give_up(claim.id).await,
+            },
             _ => {}
         }
         answer

@@ -20,17 +20,16 @@ impl Inner {
         } else {
             self.mine.take(claim.id)
         };
-        let burial = match entry {
-            Some(entry) => self.bury(entry, how.linger),
-            // Taken away already, or about to be: by an earlier release that
-            // was not answered in time, by the sweeper, or with its session.
-            None => return Ok(Found::Nothing),
+        let burial = match (entry, self.mine.take_burial(claim.id)) {
+            (Some(entry), _) => self.bury(entry, how.linger),
+            (None, Some(burial)) => burial,
+            // Taken away already, by the sweeper or with its session.
+            (None, None) => return Ok(Found::Nothing),
         };
-        match tokio::time::timeout(self.zookeeper.command, burial).await {
-            Ok(Ok(found)) => Ok(found),
-            // Its session is over.
-            Ok(Err(_)) => Ok(Found::Nothing),
+        match tokio::time::timeout(self.zookeeper.command, burial.clone()).await {
+            Ok(found) => Ok(found.unwrap_or(Found::Nothing)),
             Err(_) => {
+                self.mine.keep_burial(claim.id, burial);
                 let text = "not confirmed in time; it goes on in the background";
                 Err(Error::new(ErrorKind::Unknown, text))
             }

@@ -13,11 +13,15 @@ use zookeeper_client::WatchedEvent;
 use super::session::{Session, lock};
 use crate::cause::Cause;
 use crate::clock::Moment;
-use crate::engine::{Claim, REMEMBER, TICKET};
+use crate::engine::{Claim, Found, REMEMBER, TICKET};
 use crate::token::{ClaimId, Token};
 
 /// Fires when a node that we hold by is changed or deleted.
 pub(super) type Bell = Shared<BoxFuture<'static, WatchedEvent>>;
+
+/// Tells what a claim had, when all of it is taken away; `None` if it ended
+/// with its session.
+pub(super) type Burial = Shared<BoxFuture<'static, Option<Found>>>;
 
 /// A node of ours, told apart from any later one by when it was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,6 +116,8 @@ pub(super) struct Mine {
 struct State {
     entries: HashMap<ClaimId, Entry>,
     finished: HashMap<ClaimId, Finished>,
+    /// Ends of claims that took longer than their release could wait.
+    burials: HashMap<ClaimId, Burial>,
 }
 
 /// What is known of a claim that is asked for.
@@ -180,6 +186,20 @@ impl Mine {
         // The first cause is the true one.
         state.finished.entry(id).or_insert(Finished { until, cause }).until = until;
         state.entries.remove(&id)
+    }
+
+    /// Remembers an end that goes on, for whoever asks again.
+    pub(super) fn keep_burial(&self, id: ClaimId, burial: Burial) {
+        let mut state = lock(&self.state);
+        if state.burials.len() >= 1024 {
+            state.burials.retain(|_, burial| burial.clone().now_or_never().is_none());
+        }
+        state.burials.insert(id, burial);
+    }
+
+    /// The end of a claim that went on when it was last asked for.
+    pub(super) fn take_burial(&self, id: ClaimId) -> Option<Burial> {
+        lock(&self.state).burials.remove(&id)
     }
 
     /// Why a claim is finished, if that is remembered.

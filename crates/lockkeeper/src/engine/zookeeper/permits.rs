@@ -11,7 +11,7 @@ use futures_util::future::join;
 use zookeeper_client::CreateMode;
 
 use super::fault::{Answer, Trouble};
-use super::layout::{self, MAX_CHILDREN, View};
+use super::layout::{self, Child, MAX_CHILDREN, View};
 use super::mine::{Node, Spot};
 use super::note::Note;
 use super::queue::{PAUSE, SAFETY, room};
@@ -233,8 +233,12 @@ impl Inner {
             }
             made => made?,
         };
+        let numbers = made.iter().filter_map(|path| Child::parse(layout::last(path)));
+        let refused = numbers.map(|child| layout::check_sequence(dir, child.sequence));
+        let refused = refused.collect::<Result<()>>();
         let nodes = nodes(session, made).await?;
         self.mine.with(claim.id, |entry| entry.spot = Spot::Held { nodes, token: None });
+        refused?;
         Ok(true)
     }
 
@@ -281,8 +285,9 @@ impl Inner {
                 }
                 Ok(false) => {}
                 Err(Trouble::Over) => return,
-                Err(Trouble::Other(error)) if error.kind() == ErrorKind::Invalid => {
-                    // More than there are by now: its keeper is told so when it asks anew.
+                Err(Trouble::Other(error)) if !error.is_silence() => {
+                    // It wants more than there are by now, say. Its keeper is
+                    // told so when it asks anew.
                     self.give_up(claim.id).await;
                     let gone = Standing::Gone(Cause::Expired);
                     self.seat.events.push(Event::Is(claim.id, gone));

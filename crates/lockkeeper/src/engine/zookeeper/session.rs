@@ -156,6 +156,12 @@ impl Session {
         let created = client.create(path, data, &mode.with_acls(self.acls));
         let (stat, sequence) = self.ask(sent, created).await?;
         self.saw_wall(stat.ctime);
+        if stat.ephemeral_owner != 0 && stat.ephemeral_owner != self.id {
+            // Some servers answer a reconnect with another session.
+            tracing::warn!(session = %format_args!("{:#x}", self.id), "replaced by the server");
+            self.close();
+            return Err(Trouble::Over);
+        }
         Ok((stat, sequence.into_i64()))
     }
 

@@ -3,11 +3,12 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 
 use super::fault::{Answer, Trouble};
 use super::layout;
-use super::mine::{Entry, Node, Spot};
+use super::mine::{Burial, Entry, Node, Spot};
 use super::note::Note;
 use super::queue::PAUSE;
 use super::session::Session;
@@ -130,6 +131,11 @@ impl Remains {
                 }
                 // With the session, all its nodes are gone.
                 Err(Trouble::Over) => return,
+                Err(Trouble::Other(error)) if !error.is_silence() => {
+                    // The server will say the same to the next try.
+                    tracing::warn!(name = %self.claim.name, %error, "not deleted");
+                    return;
+                }
                 Err(trouble) => {
                     // What this one did not report may have been its doing.
                     any |= !trouble.is_definite();
@@ -143,16 +149,12 @@ impl Remains {
 
 impl Inner {
     /// Takes away what a claim has, in the background; tells when it is done.
-    pub(super) fn bury(
-        &self,
-        entry: Entry,
-        linger: Duration,
-    ) -> tokio::sync::oneshot::Receiver<Found> {
+    pub(super) fn bury(&self, entry: Entry, linger: Duration) -> Burial {
         let (told, hear) = tokio::sync::oneshot::channel();
         let held = matches!(entry.spot, Spot::Held { .. });
         let linger = if held { linger } else { Duration::ZERO };
         tokio::spawn(Remains::of(entry).bury(linger, told));
-        hear
+        hear.map(Result::ok).boxed().shared()
     }
 
     /// Takes back what a claim has been given just now; it goes on in the

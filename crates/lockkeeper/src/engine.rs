@@ -22,6 +22,8 @@ pub use crate::status::{
 };
 use crate::token::{ClaimId, KeeperId, Token};
 
+#[cfg(any(feature = "redis", feature = "mysql", feature = "postgres"))]
+mod lines;
 #[cfg(all(unix, feature = "local"))]
 pub mod local;
 pub mod memory;
@@ -29,6 +31,10 @@ pub mod memory;
 pub mod redis;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub mod sql;
+#[cfg(any(all(unix, feature = "local"), feature = "mysql", feature = "postgres"))]
+mod words;
 
 /// How long a place in a queue lives when its keeper falls silent.
 pub const TICKET: Duration = Duration::from_secs(2);

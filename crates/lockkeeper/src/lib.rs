@@ -81,6 +81,8 @@ pub use engine::memory::Memory;
 pub use engine::redis::{Confirm, Redis};
 #[cfg(feature = "zookeeper")]
 pub use engine::zookeeper::{ZooKeeper, ZooKeeperAcl};
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub use engine::sql::{Sql, Strategy};
 pub use engine::{Connect, Engine};
 pub use error::{Error, ErrorKind, Result};
 pub use fence::Fence;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::kit::{lockkeeper, run};
 
-const COMMANDS: [&[&str]; 14] = [
+const COMMANDS: [&[&str]; 16] = [
     &[],
     &["run"],
     &["ls"],
@@ -18,6 +18,8 @@ const COMMANDS: [&[&str]; 14] = [
     &["latch", "x", "down"],
     &["latch", "x", "wait"],
     &["info"],
+    &["schema"],
+    &["gc"],
     &["completions"],
 ];
 

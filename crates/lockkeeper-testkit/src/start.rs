@@ -91,14 +91,19 @@ pub async fn postgres_session() -> Stage {
 
 /// A database of its own on a server that overlapping cases share.
 async fn sql(flavour: Flavour, parameters: &str) -> Stage {
-    static MARIADB: Mutex<Weak<SqlServer>> = Mutex::new(Weak::new());
-    static POSTGRES: Mutex<Weak<SqlServer>> = Mutex::new(Weak::new());
-    let server = match flavour {
-        Flavour::MariaDb => shared(&MARIADB, || SqlServer::start(flavour)),
-        Flavour::Postgres => shared(&POSTGRES, || SqlServer::start(flavour)),
-    };
+    let server = sql_server(flavour);
     let url = server.url(&server.database()) + parameters;
     Stage::new(url, server).await
+}
+
+/// A database server that overlapping cases share.
+pub fn sql_server(flavour: Flavour) -> Arc<SqlServer> {
+    static MARIADB: Mutex<Weak<SqlServer>> = Mutex::new(Weak::new());
+    static POSTGRES: Mutex<Weak<SqlServer>> = Mutex::new(Weak::new());
+    match flavour {
+        Flavour::MariaDb => shared(&MARIADB, || SqlServer::start(flavour)),
+        Flavour::Postgres => shared(&POSTGRES, || SqlServer::start(flavour)),
+    }
 }
 
 /// What takes seconds to start is started once for the cases that overlap;

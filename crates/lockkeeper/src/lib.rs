@@ -51,6 +51,8 @@ mod driver;
 pub mod engine;
 mod error;
 mod fence;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod fenced;
 mod guard;
 mod hold;
 mod keeper;
@@ -86,6 +88,8 @@ pub use engine::sql::{Sql, Strategy};
 pub use engine::{Connect, Engine};
 pub use error::{Error, ErrorKind, Result};
 pub use fence::Fence;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub use fenced::FencedTable;
 pub use guard::{Guard, Permits, ReadGuard, RunError, Scope, WriteGuard};
 pub use hold::{Hold, Released, State};
 pub use keeper::Keeper;

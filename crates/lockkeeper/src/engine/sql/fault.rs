@@ -29,6 +29,8 @@ pub(super) enum Class {
     NoTable,
     /// The server does not serve now; nothing was done.
     NotNow,
+    /// The server has no connection left for us.
+    Full,
     /// The server only reads.
     ReadOnly,
     /// The user may not do that.
@@ -73,7 +75,8 @@ impl Fault {
     pub(super) fn at(self, stage: Stage) -> Error {
         let (kind, text) = match (self.class, stage) {
             (Class::Lost, Stage::Commit) => (ErrorKind::Unknown, self.text),
-            (Class::Lost | Class::NotNow, _) => (ErrorKind::Unreachable, self.text),
+            (Class::Full, Stage::Open) => (ErrorKind::TooMany, self.text),
+            (Class::Lost | Class::NotNow | Class::Full, _) => (ErrorKind::Unreachable, self.text),
             (Class::Conflict, _) => {
                 let text = format!("others are in the way again and again: {}", self.text);
                 (ErrorKind::Unreachable, text)

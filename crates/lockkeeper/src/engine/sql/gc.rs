@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::config::Sql;
+use super::config::{Sql, Strategy};
 use super::fault::{Class, Fault, Stage};
 use super::rows::{self, CLAIMS, NAMES};
 use super::schema;
@@ -50,6 +50,9 @@ impl Sql {
     pub async fn forget_idle(&self, idle: Duration) -> Result<u64> {
         if idle < Record::RETENTION {
             return Err(invalid("names are kept for a day at least (24h)"));
+        }
+        if self.strategy == Strategy::Session {
+            return super::session::forget_idle(self, idle).await;
         }
         let mut connection =
             connect(self, None).await.map_err(|fault| fault.at(Stage::Open).during("gc"))?;

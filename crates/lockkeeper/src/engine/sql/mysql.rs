@@ -329,8 +329,9 @@ fn told(error: DriverError) -> Fault {
         1290 | 1792 | 1836 | 3906 => Class::ReadOnly,
         // Privileges for a database, table, column, routine or at all.
         1044 | 1142 | 1143 | 1227 | 1370 => Class::Forbidden,
-        // No memory, threads, connections, disk; not part of a cluster.
-        1037 | 1038 | 1040 | 1041 | 1114 | 1135 | 1203 | 1226 | 1021 | 1047 => Class::NotNow,
+        1040 | 1203 | 1226 => Class::Full,
+        // No memory, threads, disk; not part of a cluster.
+        1037 | 1038 | 1041 | 1114 | 1135 | 1021 | 1047 => Class::NotNow,
         // Shut down, killed, interrupted, out of time: who knows when.
         1053 | 1317 | 1927 | 1969 | 3024 | 4031 | 3168 | 3169 => Class::Lost,
         // Statements cannot be logged as such at our isolation level.

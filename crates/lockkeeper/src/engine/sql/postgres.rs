@@ -367,7 +367,8 @@ fn told(error: tokio_postgres::Error) -> Fault {
         "57P03" => Class::NotNow,
         // Unknown column, a value of another type.
         "42703" | "42804" | "23502" => Class::Refused(ErrorKind::Invalid),
-        // No memory, connections, disk, or beyond another limit.
+        "53300" => Class::Full,
+        // No memory or disk, or beyond another limit.
         _ if code.starts_with("53") || code.starts_with("54") => Class::NotNow,
         // Shut down, ended by an administrator, out of time; the connection failed.
         _ if code.starts_with("57") || code.starts_with("08") => Class::Lost,

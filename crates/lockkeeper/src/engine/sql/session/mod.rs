@@ -4,7 +4,8 @@
 //! - `words`: the statements;
 //! - `control`: the one connection beside, for tokens, notes and ending sessions;
 //! - `task`: one claim and its session, waiting, holding, letting go;
-//! - `look`: who holds what, and taking it from them.
+//! - `look`: who holds what, and taking it from them;
+//! - `gc`: forgetting idle names.
 //!
 //! The server ends a session that stands still for the length of its lease,
 //! counted from the last heartbeat it got; the guard counts from before that
@@ -12,6 +13,7 @@
 //! sent after the row was locked, makes or extends a grant.
 
 mod control;
+mod gc;
 mod look;
 mod task;
 mod words;
@@ -38,6 +40,7 @@ use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::name::LockName;
 use crate::token::{ClaimId, Token};
 use control::{Control, unclear};
+pub(super) use gc::forget_idle;
 use task::{Order, Over, Stand, Task};
 use words::{Tongue, Words};
 

@@ -90,7 +90,10 @@ impl Words {
             make(locks, format!("name {name} PRIMARY KEY, kind varchar(20) NOT NULL{end}")),
             make(
                 tokens,
-                format!("name {name} PRIMARY KEY, token bigint NOT NULL, closed_until {time}{end}"),
+                format!(
+                    "name {name} PRIMARY KEY, token bigint NOT NULL, closed_until {time}, \
+                     used {time} NOT NULL{end}"
+                ),
             ),
             make(
                 holders,
@@ -113,7 +116,7 @@ impl Words {
         let Words { locks, tokens, holders, breaks, .. } = self;
         format!(
             "SELECT name, kind FROM {locks} WHERE 1 = 0; \
-             SELECT name, token, closed_until FROM {tokens} WHERE 1 = 0; \
+             SELECT name, token, closed_until, used FROM {tokens} WHERE 1 = 0; \
              SELECT name, claim, mode, token, who, host, pid, note, since, lease_ms, delay_ms, \
              session FROM {holders} WHERE 1 = 0; \
              SELECT claim, reason, since FROM {breaks} WHERE 1 = 0"
@@ -197,8 +200,9 @@ impl Words {
         let (key, now) = (self.key(&claim.name), self.now());
         // A name that is new or was forgotten starts above whatever it had:
         // no name is granted more often than once in a microsecond.
+        // Names that were forgotten left their tokens under the empty name.
         let clock = self.dialect.clock();
-        let least = i64::try_from(floor.get()).unwrap_or(i64::MAX).max(1);
+        let least = i64::try_from(floor.get()).unwrap_or(i64::MAX).max(0);
         let About { who, host, pid, note } = &*claim.about;
         let note_down = |token: &str| {
             format!(
@@ -214,24 +218,31 @@ impl Words {
                 millis(claim.lock_delay),
             )
         };
-        if !claim.mode.is_exclusive() {
-            return format!("BEGIN; {}; SELECT NULL; COMMIT", note_down("NULL"));
-        }
+        // Readers leave the token as it is; the row says that the name is used.
+        let (step, token) = match (claim.mode.is_exclusive(), self.is_postgres()) {
+            (true, true) => (1, format!("(SELECT token FROM {tokens} WHERE name = {key})")),
+            (true, false) => (1, "LAST_INSERT_ID()".to_owned()),
+            (false, _) => (0, "NULL".to_owned()),
+        };
+        let (note, nobody) = (note_down(&token), self.dialect.bytes(""));
+        let answer = if step == 0 { "NULL" } else { &token };
         if self.is_postgres() {
-            let token = format!("(SELECT token FROM {tokens} WHERE name = {key})");
             format!(
-                "BEGIN; INSERT INTO {tokens} AS t (name, token) VALUES ({key}, greatest({least}, {clock})) \
-                 ON CONFLICT (name) DO UPDATE SET token = greatest(t.token + 1, {least}); \
-                 {}; SELECT token FROM {tokens} WHERE name = {key}; COMMIT",
-                note_down(&token),
+                "BEGIN; INSERT INTO {tokens} AS t (name, token, used) VALUES ({key}, \
+                 greatest({least}, {clock}, \
+                 (SELECT f.token + 1 FROM {tokens} f WHERE f.name = {nobody})), {now}) \
+                 ON CONFLICT (name) DO UPDATE \
+                 SET token = greatest(t.token + {step}, {least}), used = {now}; \
+                 {note}; SELECT {answer}; COMMIT",
             )
         } else {
             format!(
-                "BEGIN; INSERT INTO {tokens} (name, token) \
-                 VALUES ({key}, LAST_INSERT_ID(GREATEST({least}, {clock}))) ON DUPLICATE KEY UPDATE \
-                 token = LAST_INSERT_ID(GREATEST(token + 1, {least})); \
-                 {}; SELECT LAST_INSERT_ID(); COMMIT",
-                note_down("LAST_INSERT_ID()"),
+                "BEGIN; SET @f = (SELECT token FROM {tokens} WHERE name = {nobody}); \
+                 INSERT INTO {tokens} (name, token, used) VALUES ({key}, \
+                 LAST_INSERT_ID(GREATEST({least}, {clock}, COALESCE(@f, 0) + 1)), {now}) \
+                 ON DUPLICATE KEY UPDATE \
+                 token = LAST_INSERT_ID(GREATEST(token + {step}, {least})), used = {now}; \
+                 {note}; SELECT {answer}; COMMIT",
             )
         }
     }
@@ -286,17 +297,20 @@ impl Words {
     /// Closes a name for some time.
     pub(super) fn close(&self, name: &LockName, time: Duration) -> String {
         let (tokens, key, clock) = (&self.tokens, self.key(name), self.dialect.clock());
+        let now = self.now();
         if self.is_postgres() {
             let until = format!("clock_timestamp() + interval '{} milliseconds'", millis(time));
             format!(
-                "INSERT INTO {tokens} AS t (name, token, closed_until) VALUES ({key}, {clock}, {until}) \
+                "INSERT INTO {tokens} AS t (name, token, closed_until, used) \
+                 VALUES ({key}, {clock}, {until}, {now}) \
                  ON CONFLICT (name) DO UPDATE \
                  SET closed_until = greatest(t.closed_until, {until})"
             )
         } else {
             let until = format!("UTC_TIMESTAMP(6) + INTERVAL {} MICROSECOND", time.as_micros());
             format!(
-                "INSERT INTO {tokens} (name, token, closed_until) VALUES ({key}, {clock}, {until}) \
+                "INSERT INTO {tokens} (name, token, closed_until, used) \
+                 VALUES ({key}, {clock}, {until}, {now}) \
                  ON DUPLICATE KEY UPDATE \
                  closed_until = GREATEST(COALESCE(closed_until, {until}), {until})"
             )
@@ -373,6 +387,54 @@ impl Words {
         let (holders, key) = (&self.holders, self.key(name));
         let row = format!("FROM {holders} WHERE name = {key} AND claim = '{claim}'");
         format!("SELECT session, token {row}; SELECT 1 {row} FOR UPDATE SKIP LOCKED")
+    }
+
+    /// Some names after `from` that nobody has used for `idle`, locked.
+    pub(super) fn find_idle(&self, idle: Duration, from: Option<&str>, limit: usize) -> String {
+        let Words { locks, tokens, .. } = self;
+        let (now, idle, nobody) = (self.now(), self.span(idle), self.dialect.bytes(""));
+        let from = from.map_or(nobody, |from| self.dialect.bytes(from));
+        format!(
+            "BEGIN; SELECT name FROM {locks} WHERE name IN (SELECT n.name FROM (SELECT name \
+             FROM {tokens} WHERE used < {now} - {idle} AND name > {from} ORDER BY name \
+             LIMIT {limit}) n) ORDER BY name FOR UPDATE SKIP LOCKED; \
+             SELECT name FROM {tokens} WHERE used < {now} - {idle} AND name > {from} \
+             ORDER BY name LIMIT {limit}"
+        )
+    }
+
+    /// Forgets those of these names that are idle and without holders; their
+    /// highest token is kept first.
+    pub(super) fn forget_idle(&self, names: &[String], idle: Duration) -> String {
+        let Words { locks, tokens, holders, .. } = self;
+        let (now, idle, nobody) = (self.now(), self.span(idle), self.dialect.bytes(""));
+        let names: Vec<String> = names.iter().map(|name| self.dialect.bytes(name)).collect();
+        let names = names.join(", ");
+        let idle = format!(
+            "name IN ({names}) AND used < {now} - {idle} \
+             AND (closed_until IS NULL OR closed_until < {now}) \
+             AND name NOT IN (SELECT name FROM {holders})"
+        );
+        let highest = format!("(SELECT max(token) FROM {tokens} WHERE {idle})");
+        let keep = if self.is_postgres() {
+            format!(
+                "INSERT INTO {tokens} AS t (name, token, used) \
+                 SELECT {nobody}, coalesce({highest}, 0), {now} ON CONFLICT (name) DO UPDATE \
+                 SET token = greatest(t.token, excluded.token), used = {now}"
+            )
+        } else {
+            format!(
+                "SET @h = COALESCE({highest}, 0); INSERT INTO {tokens} (name, token, used) \
+                 VALUES ({nobody}, @h, {now}) ON DUPLICATE KEY UPDATE \
+                 token = GREATEST(token, @h), used = {now}"
+            )
+        };
+        format!(
+            "{keep}; DELETE FROM {tokens} WHERE {idle}; \
+             DELETE FROM {locks} WHERE name IN ({names}) \
+             AND name NOT IN (SELECT name FROM {tokens}); \
+             SELECT count(*) FROM {locks} WHERE name IN ({names}); COMMIT"
+        )
     }
 
     /// Notes that a grant is broken; notes of grants long gone go.

@@ -28,7 +28,7 @@ pub(crate) async fn dispatch(common: &Common, command: Command, output: &Output)
         Command::Latch { name, action } => latch::latch(&keeper, &name, action, output).await,
         Command::Info => info::info(&keeper, output),
         // Dispatched before an engine was opened.
-        Command::Run(_) | Command::Completions { .. } | Command::Man => Ok(0),
+        Command::Run(_) | Command::Bench(_) | Command::Completions { .. } | Command::Man => Ok(0),
     };
     keeper::close(&keeper).await;
     outcome

@@ -102,6 +102,7 @@ fn locked(
         grants.extend(more);
         all.acquires += tally.acquires;
         all.beats += tally.beats;
+        all.renewals += tally.renewals;
         all.releases += tally.releases;
         all.handed_over += tally.handed_over;
     }
@@ -190,7 +191,7 @@ mod tests {
 
     #[test]
     fn beats_and_getting_in_line_are_counted_apart() {
-        let tally = Counted { acquires: 5, beats: 2, releases: 5, handed_over: 4 };
+        let tally = Counted { acquires: 5, beats: 2, renewals: 4, releases: 5, handed_over: 4 };
         let answers = vec![Answer::Locked { grants: vec![], tally }];
         // 5 acquires, 5 releases, 4 confirmations, 2 beats.
         let window = Window { start: 0, until: 1 };

@@ -33,7 +33,8 @@ pub(super) struct Row {
 
 #[derive(Default)]
 struct Rounds {
-    figures: Vec<Figures>,
+    /// `None` for a round in which nothing was done.
+    figures: Vec<Option<Figures>>,
     /// Of all rounds together; `None` once a round has none.
     cost: Option<Cost>,
 }
@@ -54,14 +55,16 @@ impl Row {
             (None, first) if rounds.figures.is_empty() => first,
             _ => None,
         };
-        rounds.figures.extend(Figures::of(&mut sample));
+        rounds.figures.push(Figures::of(&mut sample));
     }
 
     /// The median over rounds of a figure's ratio; `None` without a floor.
     fn ratio(&self, figure: fn(&Figures) -> f64) -> Option<f64> {
         let rounds = self.lockkeeper.figures.iter().zip(&self.floor.figures);
-        let ratios: Vec<f64> = rounds.map(|(ours, bare)| figure(ours) / figure(bare)).collect();
-        Some(median(ratios)).filter(|ratio| ratio.is_finite())
+        let ratio = |(ours, bare): (&Option<Figures>, &Option<Figures>)| {
+            Some(figure(ours.as_ref()?) / figure(bare.as_ref()?))
+        };
+        Some(median(rounds.filter_map(ratio).collect())).filter(|ratio| ratio.is_finite())
     }
 
     /// The ratio of what the server counted.
@@ -74,7 +77,8 @@ impl Row {
 
 impl Rounds {
     fn medians(&self) -> Option<Figures> {
-        (!self.figures.is_empty()).then(|| Figures::median_of(&self.figures))
+        let figures: Vec<Figures> = self.figures.iter().flatten().cloned().collect();
+        (!figures.is_empty()).then(|| Figures::median_of(&figures))
     }
 }
 

@@ -58,6 +58,7 @@ pub(super) struct Grant {
 pub(super) struct Counted {
     pub(super) acquires: u64,
     pub(super) beats: u64,
+    pub(super) renewals: u64,
     pub(super) releases: u64,
     pub(super) handed_over: u64,
 }
@@ -67,6 +68,7 @@ impl Counted {
         Counted {
             acquires: after.acquires - before.acquires,
             beats: after.beats - before.beats,
+            renewals: after.renewals - before.renewals,
             releases: after.releases - before.releases,
             handed_over: after.handed_over - before.handed_over,
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::kit::{lockkeeper, run};
 
-const COMMANDS: [&[&str]; 14] = [
+const COMMANDS: [&[&str]; 15] = [
     &[],
     &["run"],
     &["ls"],
@@ -18,6 +18,7 @@ const COMMANDS: [&[&str]; 14] = [
     &["latch", "x", "down"],
     &["latch", "x", "wait"],
     &["info"],
+    &["bench"],
     &["completions"],
 ];
 

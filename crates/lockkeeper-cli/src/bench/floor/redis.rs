@@ -20,6 +20,9 @@ const LEASE_MS: u64 = 30_000;
 const RELEASE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
+/// Our own looks at the counters, and what replicas send.
+const OTHERS: [&str; 3] = ["info", "replconf", "psync"];
+
 /// What the release above runs inside; the server counts it like the rest.
 const INSIDE_FLOOR: [&str; 2] = ["get", "del"];
 
@@ -116,8 +119,7 @@ impl Floor for RedisFloor {
             let stats = self.info(master, "commandstats").await?;
             for (field, value) in &stats {
                 let Some(command) = field.strip_prefix("cmdstat_") else { continue };
-                // Looking is not part of what is looked at.
-                if command == "info" || inside.contains(&command) {
+                if OTHERS.contains(&command) || inside.contains(&command) {
                     continue;
                 }
                 let calls = value.strip_prefix("calls=").and_then(|rest| rest.split(',').next());

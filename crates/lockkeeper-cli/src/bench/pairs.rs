@@ -40,8 +40,8 @@ impl Pairs {
     async fn run(&self, side: Side, span: Duration) -> Result<(Vec<u64>, Duration), Failure> {
         let start = Instant::now();
         let mut tasks = JoinSet::new();
-        for name in self.names.iter().cloned() {
-            let (keeper, floor) = (self.keeper.clone(), self.floor.clone());
+        for name in &self.names {
+            let (name, keeper, floor) = (name.clone(), self.keeper.clone(), self.floor.clone());
             let mut meter = Meter::start(start + span, self.names.len());
             tasks.spawn(async move {
                 match side {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
-use crate::driver::link::{Footprint, Link, Message, Terms};
+use crate::driver::link::{Footprint, Link, Message, Tally, Terms};
 use crate::driver::{ANSWER_LIMIT, CellWatch, Driver, Parts, backoff, limited};
 use crate::engine::{
     About, Cell, CellOp, Connect, Cursor, Engine, EngineInfo, Events, Found, Holder, Page, Revoke,
@@ -295,6 +295,17 @@ impl Keeper {
     pub async fn footprint(&self) -> Result<Footprint> {
         let (reply, answer) = oneshot::channel();
         self.0.link.post(Message::Measure(reply))?;
+        answer.await.map_err(|_| invalid("the keeper is closed"))
+    }
+
+    /// Says what this keeper has asked of its engine so far.
+    ///
+    /// # Cancel safety
+    /// Changes nothing.
+    #[doc(hidden)]
+    pub async fn tally(&self) -> Result<Tally> {
+        let (reply, answer) = oneshot::channel();
+        self.0.link.post(Message::Count(reply))?;
         answer.await.map_err(|_| invalid("the keeper is closed"))
     }
 

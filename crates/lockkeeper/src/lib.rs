@@ -75,16 +75,18 @@ mod url;
 
 pub use cause::Cause;
 pub use clock::{Clock, Moment};
+#[doc(hidden)]
+pub use driver::link::Tally;
 pub use driver::link::Waiting;
 #[cfg(all(unix, feature = "local"))]
 pub use engine::local::Local;
 pub use engine::memory::Memory;
 #[cfg(feature = "redis")]
-pub use engine::redis::{Confirm, Redis};
-#[cfg(feature = "zookeeper")]
-pub use engine::zookeeper::{ZooKeeper, ZooKeeperAcl};
+pub use engine::redis::{Bare as RedisBare, Confirm, Redis};
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub use engine::sql::{Sql, Strategy};
+#[cfg(feature = "zookeeper")]
+pub use engine::zookeeper::{ZooKeeper, ZooKeeperAcl};
 pub use engine::{Connect, Engine};
 pub use error::{Error, ErrorKind, Result};
 pub use fence::Fence;

@@ -270,3 +270,18 @@ fn break_asks_on_a_terminal() {
     shell.until("code=0");
     assert_eq!(holder.end().code, 79);
 }
+
+#[test]
+fn bench_says_how_far_it_is_and_takes_it_back() {
+    let place = Place::new();
+    let mut shell = Shell::open(&place);
+    let said = shell.line("$LK bench solo --rounds 2 --seconds 0.1; echo done");
+    assert!(said.contains("\r\u{1b}[Klockkeeper: solo: round 2 of 2, floor"), "{said:?}");
+    let table = said.rfind("lockkeeper 0").unwrap();
+    assert!(said[..table].ends_with("\r\u{1b}[K"), "the line is taken back: {said:?}");
+    shell.press("$LK bench solo --seconds 60\n");
+    shell.until("round 1 of 3");
+    shell.press("\x03");
+    shell.until_prompt();
+    assert!(shell.line("echo code $?").contains("code 130"));
+}

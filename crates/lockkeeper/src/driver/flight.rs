@@ -32,6 +32,7 @@ pub(super) enum Done {
 
 impl Driver {
     pub(super) fn start_acquire(&mut self, claim: Arc<Claim>, intent: Intent) {
+        self.tally.acquires += 1;
         let engine = self.engine.clone();
         self.start(Box::pin(async move {
             let asked = engine.acquire(&claim, intent, Token::ZERO);
@@ -41,6 +42,10 @@ impl Driver {
     }
 
     pub(super) fn start_renew(&mut self, shard: u32, batch: Vec<Keep>, limit: Duration) {
+        let beats = batch.iter().filter(|keep| matches!(keep.belief, Belief::Queued { .. }));
+        let beats = beats.count() as u64;
+        self.tally.beats += beats;
+        self.tally.renewals += batch.len() as u64 - beats;
         let engine = self.engine.clone();
         self.start(Box::pin(async move {
             let results = limited(limit, async { Ok(engine.renew(&batch).await) }).await;
@@ -50,6 +55,7 @@ impl Driver {
     }
 
     pub(super) fn start_release(&mut self, number: u64, claim: Arc<Claim>, how: Release) {
+        self.tally.releases += 1;
         let engine = self.engine.clone();
         self.start(Box::pin(async move {
             let result = limited(ANSWER_LIMIT, engine.release(&claim, how)).await;

@@ -42,7 +42,7 @@ pub(crate) use flight::limited;
 use flight::{Done, Flight};
 use keep::Shard;
 use line::Line;
-use link::{Footprint, Link, Message};
+use link::{Footprint, Link, Message, Tally};
 
 /// How long an engine may take to answer one call, and to be reached at all.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(5);
@@ -81,6 +81,7 @@ pub(crate) struct Driver {
     ending: usize,
     /// Numbers for claims that are cleaned up on their own.
     ghosts: u64,
+    tally: Tally,
 
     flushes: Vec<std::sync::mpsc::SyncSender<()>>,
     closing: Option<Closing>,
@@ -126,6 +127,7 @@ impl Driver {
             last_answer: Moment::default(),
             ending: 0,
             ghosts: 0,
+            tally: Tally::default(),
             flushes: Vec::new(),
             closing: None,
             deserted: false,
@@ -219,6 +221,9 @@ impl Driver {
             Message::Close { reply } => self.on_close(reply),
             Message::Measure(reply) => {
                 let _ = reply.send(self.footprint());
+            }
+            Message::Count(reply) => {
+                let _ = reply.send(self.tally);
             }
         }
     }

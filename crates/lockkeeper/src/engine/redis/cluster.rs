@@ -263,7 +263,8 @@ impl Shared {
 }
 
 /// The record and all keys beside it.
-const SUFFIXES: [&str; 12] = ["", ":q", ":e", ":t", ":l", ":h", ":x", ":y", ":w", ":v", ":d", ":c"];
+pub(super) const SUFFIXES: [&str; 12] =
+    ["", ":q", ":e", ":t", ":l", ":h", ":x", ":y", ":w", ":v", ":d", ":c"];
 
 /// Where an error sends a request, and whether only this once.
 fn redirected(error: &RedisError, from: &Place) -> Option<(Place, bool)> {
@@ -298,7 +299,7 @@ fn asked(error: RedisError, key: &str) -> Error {
 }
 
 /// The master of every slot, from the answer of CLUSTER SLOTS.
-fn owners(answer: &Value, asked: &Place) -> Option<BTreeMap<u16, Place>> {
+pub(super) fn owners(answer: &Value, asked: &Place) -> Option<BTreeMap<u16, Place>> {
     let Value::Array(ranges) = answer else { return None };
     let mut owners = BTreeMap::new();
     for range in ranges {
@@ -325,7 +326,7 @@ fn owners(answer: &Value, asked: &Place) -> Option<BTreeMap<u16, Place>> {
 }
 
 /// The slot of a key: of its hash tag, if it has one.
-fn slot(key: &[u8]) -> u16 {
+pub(super) fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|&byte| byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];
         let close = rest.iter().position(|&byte| byte == b'}')?;

@@ -10,9 +10,11 @@
 //! - `scripts`: the scripts, put together from their files;
 //! - `push`: what scripts tell keepers;
 //! - `reply`, `inspect`: reading answers;
-//! - `fault`: what errors mean.
+//! - `fault`: what errors mean;
+//! - `bare`: connections without locks, to measure beside.
 
 mod address;
+mod bare;
 mod cluster;
 mod config;
 mod fault;
@@ -32,6 +34,7 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use redis::{FromRedisValue, Value, cmd};
 
+pub use bare::Bare;
 pub use config::{Confirm, Redis};
 
 use super::{

@@ -116,7 +116,9 @@ impl Keeper {
                         if let Err(Ok(mut unwanted)) = ready.send(Ok(keeper)) {
                             unwanted.disown();
                         }
-                        driver.run().await;
+                        // A task, not the root of this runtime: waking the root
+                        // costs a system call, even from this very thread.
+                        let _ = tokio::spawn(driver.run()).await;
                     }
                     Err(error) => {
                         let _ = ready.send(Err(error));

@@ -91,7 +91,7 @@ impl Cluster {
         // refused instead of read in part.
         let keys: Vec<String> = SUFFIXES.iter().map(|suffix| format!("{key}{suffix}")).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let call = Call { script, keys: &keys, channels: &channels, arguments };
+        let call = Call { script, keys, channels: &channels, arguments: arguments.to_vec() };
         let mut place = shared.owner(slot)?;
         for _ in 0..HOPS {
             let wire = shared.wire(&place).await?;

@@ -45,17 +45,20 @@ impl<'a> Record<'a> {
     fn read(raw: &'a str) -> Option<Self> {
         let columns: Vec<&str> = raw.splitn(15, ' ').collect();
         let number = |index: usize| columns.get(index)?.parse::<u64>().ok();
+        // The columns of the holder are missing if there is none.
+        let held = |index: usize| number(index).unwrap_or_default();
+        let word = |index: usize| columns.get(index).copied().unwrap_or("-");
         Some(Record {
             kind: kind(columns.get(1)?),
             counter: Token::new(number(3)?),
             capacity: u32::try_from(number(5)?).ok()?,
             closed: Time(number(7)?),
-            ends: Time(number(8)?),
-            since: Time(number(9)?),
-            token: Token::new(number(11)?),
-            claim: columns.get(12)?,
-            revoked: *columns.get(13)? != "-",
-            about: columns.get(14)?,
+            ends: Time(held(8)),
+            claim: word(9),
+            token: Token::new(held(10)),
+            revoked: word(11) != "-",
+            since: Time(held(12)),
+            about: word(14),
         })
     }
 }

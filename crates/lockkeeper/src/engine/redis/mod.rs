@@ -7,6 +7,7 @@
 //! - `config`, `address`: where the servers are, from a URL or typed;
 //! - `wire`: one connection to one server, re-made for ever;
 //! - `route`, `cluster`: which server a name is asked for at;
+//! - `batch`: requests that arrive together leave together;
 //! - `scripts`: the scripts, put together from their files;
 //! - `push`: what scripts tell keepers;
 //! - `reply`, `inspect`: reading answers;
@@ -15,6 +16,7 @@
 
 mod address;
 mod bare;
+mod batch;
 mod cluster;
 mod config;
 mod fault;
@@ -48,8 +50,9 @@ use crate::name::LockName;
 use crate::options::LockOptions;
 use crate::token::{ClaimId, KeeperId, Token};
 use crate::url::parts::encode;
+use batch::Verb;
 use reply::Reply;
-use route::{Route, Weight};
+use route::{Ask, Route, Weight};
 use scripts::{SCRIPTS, Script};
 
 /// The highest token a script can count to.
@@ -90,32 +93,29 @@ impl RedisEngine {
         Ok(RedisEngine { route, seat, info, prefix })
     }
 
-    /// Runs a script on a name; returns its answer and the shard it came from.
-    async fn run(
-        &self,
-        script: &Script,
-        name: &LockName,
-        arguments: &[&str],
-    ) -> Result<(Reply, u32)> {
+    /// Runs a script on a name.
+    async fn run(&self, script: &Script, name: &LockName, arguments: &[&str]) -> Result<Reply> {
         let key = key(&self.prefix, name);
-        let answered = self.route.run(script, &key, arguments, Weight::Plain).await?;
-        Ok((Reply::new(answered.value)?, answered.shard))
+        Reply::new(self.route.run(script, &key, arguments).await?.value)
     }
 
-    /// Runs a script that makes a guard. A grant that too few replicas confirm
-    /// is given back.
-    async fn run_firm(
+    /// Runs a script for a claim; returns its answer and the shard it came from.
+    async fn ask(
         &self,
-        script: &Script,
+        verb: Verb,
         claim: &Claim,
-        arguments: &[&str],
+        terms: String,
+        argument: Option<String>,
+        weight: Weight,
     ) -> Result<(Reply, u32)> {
-        let key = key(&self.prefix, &claim.name);
-        let answered = self.route.run(script, &key, arguments, Weight::Firm).await?;
+        let (key, id) = (key(&self.prefix, &claim.name), claim.id.to_string());
+        let ask = Ask { key, terms, claim: id, argument };
+        let answered = self.route.ask(verb, ask, weight).await?;
         if answered.confirmed {
             return Ok((Reply::new(answered.value)?, answered.shard));
         }
-        // Its request was answered, so nothing of it is under way.
+        // A grant that too few replicas have is given back. Its request was
+        // answered, so nothing of it is under way.
         let give_back = Release { linger: Duration::ZERO, unsure: false };
         self.release(claim, give_back).await?;
         let text = "too few replicas confirmed the grant in time, so it was given back";
@@ -128,10 +128,9 @@ impl RedisEngine {
         tokio::spawn(async move {
             let nobody = ClaimId { keeper: KeeperId::from_number(0), number: 0, turn: 0 };
             let nobody = nobody.to_string();
-            let nothing = [&*nobody, "0", "0"];
+            let nothing = ["0", "0", &nobody];
             // Whoever waits asks again anyway, so a failure only costs time.
-            while let Ok(answered) =
-                route.run(&SCRIPTS.release, &key, &nothing, Weight::Plain).await
+            while let Ok(answered) = route.run(&SCRIPTS.release, &key, &nothing).await
                 && Reply::new(answered.value).is_ok_and(|reply| reply.has_more())
             {}
         });
@@ -165,18 +164,14 @@ impl RedisEngine {
     async fn renew_one(&self, keep: &Keep) -> Result<Standing> {
         let sent = self.seat.clock.now();
         let claim = &keep.claim;
-        let (believed, what) = match keep.belief {
-            Belief::Held { token } => ("h", token_text(token)),
-            Belief::Queued { ticket } => ("q", ticket.to_string()),
-        };
-        let floor = floor_text(keep.floor)?;
-        let (id, lease) = (claim.id.to_string(), micros(claim.lease));
-        let arguments = [&*id, believed, &what, &lease, &floor];
-        let reply = match keep.belief {
-            Belief::Held { .. } => self.run(&SCRIPTS.renew, &claim.name, &arguments).await?,
+        let (believed, what, weight) = match keep.belief {
+            Belief::Held { token } => ('h', token_text(token), Weight::Plain),
             // Answered "held", this is what makes the guard.
-            Belief::Queued { .. } => self.run_firm(&SCRIPTS.renew, claim, &arguments).await?,
+            Belief::Queued { ticket } => ('q', ticket.to_string(), Weight::Firm),
         };
+        let (lease, floor) = (claim.lease.as_micros(), checked(keep.floor)?);
+        let terms = format!("{believed}\n{lease}\n{floor}");
+        let reply = self.ask(Verb::Renew, claim, terms, Some(what), weight).await?;
         self.standing(claim, sent, reply)
     }
 
@@ -217,30 +212,24 @@ impl Engine for RedisEngine {
     async fn acquire(&self, claim: &Claim, intent: Intent, floor: Token) -> Result<Standing> {
         let sent = self.seat.clock.now();
         let (mode, count, of) = match claim.mode {
-            Mode::Exclusive => ("x", 0, 0),
-            Mode::Write => ("w", 0, 0),
-            Mode::Read => ("r", 0, 0),
-            Mode::Permits { count, of } => ("p", count, of),
+            Mode::Exclusive => ('x', 0, 0),
+            Mode::Write => ('w', 0, 0),
+            Mode::Read => ('r', 0, 0),
+            Mode::Permits { count, of } => ('p', count, of),
         };
         let intent = match intent {
-            Intent::Try => "t",
-            Intent::Watch => "w",
-            Intent::Queue => "q",
+            Intent::Try => 't',
+            Intent::Watch => 'w',
+            Intent::Queue => 'q',
         };
-        let arguments = [
-            &*claim.id.to_string(),
-            mode,
-            &count.to_string(),
-            &of.to_string(),
-            &micros(claim.lease),
-            &micros(claim.lock_delay),
-            &claim.max_waiters.to_string(),
-            &claim.under.map_or_else(|| "-".to_owned(), |under| under.to_string()),
-            &about(&claim.about),
-            intent,
-            &floor_text(floor)?,
-        ];
-        let reply = self.run_firm(&SCRIPTS.acquire, claim, &arguments).await?;
+        let (lease, delay) = (claim.lease.as_micros(), claim.lock_delay.as_micros());
+        let (most, floor) = (claim.max_waiters, checked(floor)?);
+        let under = claim.under.map_or_else(|| "-".to_owned(), |under| under.to_string());
+        let about = about(&claim.about);
+        let terms = format!(
+            "{mode}\n{intent}\n{lease}\n{delay}\n{most}\n{count}\n{of}\n{floor}\n{under}\n{about}"
+        );
+        let reply = self.ask(Verb::Acquire, claim, terms, None, Weight::Firm).await?;
         self.standing(claim, sent, reply)
     }
 
@@ -250,9 +239,8 @@ impl Engine for RedisEngine {
     }
 
     async fn release(&self, claim: &Claim, how: Release) -> Result<Found> {
-        let unsure = if how.unsure { "1" } else { "0" };
-        let (id, linger) = (claim.id.to_string(), micros(how.linger));
-        let (reply, _) = self.run(&SCRIPTS.release, &claim.name, &[&id, &linger, unsure]).await?;
+        let terms = format!("{}\n{}", how.linger.as_micros(), u8::from(how.unsure));
+        let (reply, _) = self.ask(Verb::Release, claim, terms, None, Weight::Plain).await?;
         if reply.has_more() {
             self.serve_on(&claim.name);
         }
@@ -271,8 +259,8 @@ impl Engine for RedisEngine {
             Revoke::Now => "n",
         };
         let (id, token) = (victim.claim.to_string(), token_text(victim.token));
-        let (reply, _) =
-            self.run(&SCRIPTS.revoke, name, &[&id, &token, how, &encode(reason)]).await?;
+        let arguments = [&*id, &token, how, &encode(reason)];
+        let reply = self.run(&SCRIPTS.revoke, name, &arguments).await?;
         if reply.has_more() {
             self.serve_on(name);
         }
@@ -280,7 +268,7 @@ impl Engine for RedisEngine {
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status> {
-        inspect::status(name, &self.run(&SCRIPTS.inspect, name, &[]).await?.0)
+        inspect::status(name, &self.run(&SCRIPTS.inspect, name, &[]).await?)
     }
 
     async fn list(&self, prefix: &str, from: Option<Cursor>, limit: usize) -> Result<Page> {
@@ -334,7 +322,7 @@ impl Engine for RedisEngine {
                 self.run(&SCRIPTS.cell, name, &["fence", &digits]).await
             }
         };
-        reply?.0.cell()
+        reply?.cell()
     }
 
     async fn close(&self, _by: Moment) -> Result<()> {
@@ -417,11 +405,12 @@ fn token_text(token: Option<Token>) -> String {
     token.map_or_else(|| "-".to_owned(), |token| token.to_string())
 }
 
-fn floor_text(floor: Token) -> Result<String> {
+/// A floor that the scripts can count from.
+fn checked(floor: Token) -> Result<Token> {
     if floor.get() > MAX_TOKEN {
         return Err(Refusal::NoTokensLeft.into());
     }
-    Ok(floor.to_string())
+    Ok(floor)
 }
 
 /// Whom to show, in printable words.

@@ -184,6 +184,16 @@ impl Wire {
         Ok(answer)
     }
 
+    /// Whether grants must be confirmed by replicas.
+    pub(super) fn has_witness(&self) -> bool {
+        self.shared.redis.confirm != Confirm::None
+    }
+
+    /// Watches over a request that is about to be sent.
+    pub(super) fn flight(&self) -> Result<Flight<'_>> {
+        self.shared.flight()
+    }
+
     /// Tells what a server's error means; a server that is no master is left.
     pub(super) fn judge(&self, error: RedisError, key: &str) -> Error {
         if error.code() == Some("READONLY")
@@ -240,22 +250,29 @@ impl Shared {
         mut connection: MultiplexedConnection,
         command: &Cmd,
     ) -> Result<Result<Value, RedisError>> {
-        let mut flight = Flight { shared: self, generation, sent: Instant::now(), landed: false };
+        let flight = Flight { shared: self, generation, sent: Instant::now() };
         let limit = self.redis.command;
-        let answer =
-            tokio::time::timeout(limit, command.query_async::<Value>(&mut connection)).await;
+        let answer = tokio::time::timeout(limit, connection.send_packed_command(command)).await;
+        let Ok(answer) = answer else { return Err(no_answer(limit)) };
+        flight.land();
         match answer {
-            Err(_) => Err(no_answer(limit)),
-            Ok(Err(error)) if error.is_io_error() || error.is_connection_dropped() => {
-                flight.landed = true;
+            Err(error) if error.is_io_error() || error.is_connection_dropped() => {
                 // The trouble of one command is the trouble of the connection.
                 let _ = self.trouble.send(Trouble::Over(generation));
                 Err(broken(error))
             }
-            Ok(answer) => {
-                flight.landed = true;
-                Ok(answer)
+            // Errors within a list are the business of whoever asked for it.
+            Ok(Value::ServerError(error)) => Ok(Err(error.into())),
+            answer => Ok(answer),
+        }
+    }
+
+    fn flight(&self) -> Result<Flight<'_>> {
+        match &*self.state() {
+            State::Up { generation, .. } => {
+                Ok(Flight { shared: self, generation: *generation, sent: Instant::now() })
             }
+            State::Down { why } => Err(why.clone()),
         }
     }
 
@@ -449,8 +466,13 @@ impl Shared {
 
 /// Whether a script's answer is a grant.
 fn is_grant(value: &Value) -> bool {
-    matches!(value, Value::Array(words)
-        if matches!(words.first(), Some(Value::BulkString(word)) if word == b"held"))
+    match value {
+        Value::Int(_) => true,
+        Value::Array(words) => {
+            matches!(words.first(), Some(Value::BulkString(word)) if word == b"held")
+        }
+        _ => false,
+    }
 }
 
 fn no_answer(limit: Duration) -> Error {
@@ -463,16 +485,22 @@ fn broken(error: RedisError) -> Error {
 
 /// A command under way. Given up after a while, it makes its connection
 /// suspect, also if its caller went away before any limit.
-struct Flight<'a> {
+pub(super) struct Flight<'a> {
     shared: &'a Shared,
     generation: u64,
     sent: Instant,
-    landed: bool,
+}
+
+impl Flight<'_> {
+    /// Its answer came.
+    pub(super) fn land(self) {
+        std::mem::forget(self);
+    }
 }
 
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
-        if !self.landed && self.sent.elapsed() >= SUSPICIOUS {
+        if self.sent.elapsed() >= SUSPICIOUS {
             let _ = self.shared.trouble.send(Trouble::Silent(self.generation));
         }
     }

@@ -29,12 +29,12 @@ pub mod local;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
-#[cfg(feature = "zookeeper")]
-pub mod zookeeper;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub mod sql;
 #[cfg(any(all(unix, feature = "local"), feature = "mysql", feature = "postgres"))]
 mod words;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 /// How long a place in a queue lives when its keeper falls silent.
 pub const TICKET: Duration = Duration::from_secs(2);

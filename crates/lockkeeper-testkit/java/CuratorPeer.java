@@ -196,6 +196,7 @@ public class CuratorPeer {
     private static class Witness {
         private final Path folder;
         private final String who = "curator-" + ProcessHandle.current().pid();
+        private final Random random = new Random();
 
         Witness(Path folder) { this.folder = folder; }
 
@@ -223,6 +224,10 @@ public class CuratorPeer {
                 Files.write(folder.resolve("log"), line.getBytes(StandardCharsets.UTF_8),
                         StandardOpenOption.CREATE, StandardOpenOption.APPEND);
             });
+            // Now and then long enough for all the others to come in too.
+            if (!file.equals("exclusive") && random.nextInt(4) == 0) {
+                Thread.sleep(20);
+            }
             passGate(() -> Files.deleteIfExists(folder.resolve(file)));
         }
 

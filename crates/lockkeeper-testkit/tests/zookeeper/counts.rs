@@ -9,7 +9,7 @@ use lockkeeper_testkit::zookeeper::{ZooKeeper, url};
 use crate::kit::{connect, locked, name, patient, waiters};
 
 /// So long that hardly a heartbeat falls into the count.
-const REST: &str = "/?session=60s&tick=200ms";
+const REST: &str = "/?session=30s&tick=200ms";
 
 /// How many requests the server has had, but for this one.
 fn requests(server: &ZooKeeper) -> u64 {

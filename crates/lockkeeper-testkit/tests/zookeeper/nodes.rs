@@ -188,14 +188,15 @@ async fn a_line_too_long_to_be_listed_is_refused_in_time() {
         made += 500;
     }
     let keeper = keeper(&[server.port()]).await;
-    let start = Instant::now();
-    let mutex = keeper.mutex("long").with_options(patient());
-    let error = within(Duration::from_secs(8), "the refusal", mutex.lock()).await.unwrap_err();
-    println!("{error} after {:?}", start.elapsed());
-    assert_eq!(error.kind(), ErrorKind::TooMany, "{error}");
-    assert!(
-        mutex.try_lock().await.is_ok_and(|guard| guard.is_none()) || start.elapsed().as_secs() < 8
-    );
+    for (limit, reason) in [(10_000, "max_waiters"), (1_000_000, "megabyte")] {
+        let start = Instant::now();
+        let mutex = keeper.mutex("long").with_options(patient().with_max_waiters(limit));
+        let error = within(Duration::from_secs(8), "the refusal", mutex.lock()).await.unwrap_err();
+        println!("{error} after {:?}", start.elapsed());
+        assert_eq!(error.kind(), ErrorKind::TooMany, "{error}");
+        assert!(error.to_string().contains(reason), "{error}");
+        assert!(mutex.try_lock().await.unwrap().is_none());
+    }
     // Nothing of ours was left in the line, and others are served.
     let stat = nodes.0.check_stat("/long").await.unwrap().unwrap();
     assert_eq!(stat.num_children, made);

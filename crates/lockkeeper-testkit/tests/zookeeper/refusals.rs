@@ -86,8 +86,12 @@ async fn no_quorum_and_read_only_members_are_told() {
     }
     let read_only = async || ensemble.members[last].mode().as_deref() == Some("read-only");
     assert!(lockkeeper_testkit::eventually(Duration::from_secs(15), read_only).await);
-    let (kind, text) = refused(&ensemble.url(), Duration::from_secs(6)).await;
-    assert_eq!(kind, ErrorKind::Unreachable, "{text}");
+    let alone = url(&[ensemble.members[last].port()], "/?session=2s&tick=200ms");
+    for url in [ensemble.url(), alone] {
+        let (kind, text) = refused(&url, Duration::from_secs(6)).await;
+        assert_eq!(kind, ErrorKind::Unreachable, "{text}");
+        assert!(text.contains("quorum"), "{text}");
+    }
     let start = Instant::now();
     let mutex = keeper.mutex("after").with_options(patient().with_wait(Duration::from_secs(4)));
     let error = within(Duration::from_secs(8), "the refusal", mutex.lock()).await.unwrap_err();

@@ -81,11 +81,6 @@ impl Proxy {
         format!("redis://{}/0", self.address)
     }
 
-    /// The port it listens on.
-    pub fn port(&self) -> u16 {
-        self.address.port()
-    }
-
     /// Changes the weather, for connections old and new.
     pub fn set(&self, weather: Weather) {
         self.state.weather.store(weather as u8, Ordering::SeqCst);

@@ -70,8 +70,8 @@ struct Inner {
 
 impl Keeper {
     /// Opens the engine behind a URL: `local:` (the user's own), `local:/dir` or
-    /// a plain path, `memory:` (private) or `memory:NAME`, `redis://…` and its
-    /// kin where that feature is on.
+    /// a plain path, `memory:` (private) or `memory:NAME`; `redis://…` and its
+    /// kin, and `zookeeper://…`, where those features are on.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] for a URL that makes no sense, and whatever the

@@ -135,6 +135,8 @@ pub(super) struct View {
     marks: Option<Kind>,
     /// A child that is none of all this.
     foreign: Option<String>,
+    /// Whether the name's own node says something, see `delay`.
+    pub(super) noted: bool,
 }
 
 impl View {
@@ -153,6 +155,11 @@ impl View {
         }
         view.line.sort_by_key(Child::key);
         view
+    }
+
+    /// The same, of a node whose own data is so long.
+    pub(super) fn noted((children, length): (Vec<String>, i32)) -> View {
+        View { noted: length > 0, ..View::of(children) }
     }
 
     /// What the name is used for, as its children tell.

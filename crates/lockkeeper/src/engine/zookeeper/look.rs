@@ -30,12 +30,15 @@ pub(super) async fn status(session: &Session, name: &LockName) -> Answer<Status>
 async fn look(session: &Session, name: &LockName) -> Answer<Status> {
     let mut status = Status::unused(name.clone());
     let dir = layout::dir(name);
-    let view = match session.children(&dir).await {
-        Ok(children) => View::of(children),
+    let view = match session.children_and_length(&dir).await {
+        Ok(listed) => View::noted(listed),
         Err(Trouble::NoNode) => return Ok(status),
         Err(trouble) => return Err(trouble),
     };
     status.kind = view.kind();
+    if view.noted {
+        status.closed_for = session.seen_closed_for(&dir).await?;
+    }
     match status.kind {
         Some(Kind::Mutex | Kind::ReadWrite) => line(session, &dir, &view, &mut status).await?,
         Some(Kind::Semaphore) => permits(session, &dir, &mut status).await?,

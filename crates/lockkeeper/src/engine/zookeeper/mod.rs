@@ -6,13 +6,14 @@
 //! - `layout`, `note`: which node stands for what, and what it says;
 //! - `mine`: what this keeper has; `sweep`: taking away what it no longer wants;
 //! - `queue`: mutex and read/write lock; `permits`: semaphore;
-//! - `keep`: renewals; `end`: release and break;
+//! - `keep`: renewals; `end`: release and break; `delay`: after a failed holder;
 //! - `look`: who holds and waits; `cells`: latch, fence, capacity;
 //! - `fault`: what errors mean.
 
 mod cells;
 mod config;
 mod connect;
+mod delay;
 mod end;
 mod fault;
 mod keep;

@@ -6,6 +6,7 @@
 //! number can only have gone down since it was read.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join;
 use zookeeper_client::CreateMode;
@@ -30,12 +31,15 @@ const AT_ONCE: u32 = 2000;
 struct Room {
     capacity: Option<u32>,
     leases: Vec<String>,
+    /// For how long nobody is let in, whatever is free.
+    closed: Duration,
 }
 
 impl Room {
     /// Whether so many permits are free.
     fn fits(&self, count: u32, capacity: u32) -> bool {
-        self.leases.len() + count as usize <= (capacity as usize).min(MAX_CHILDREN)
+        let out = self.leases.len() + count as usize;
+        self.closed.is_zero() && out <= (capacity as usize).min(MAX_CHILDREN)
     }
 }
 
@@ -95,21 +99,19 @@ impl Inner {
             }
             None => None,
         };
-        if own.is_none() && intent != Intent::Queue {
-            if !line.line.is_empty() || !seen.fits(count, capacity) {
-                self.prepare(session, &dir, None).await?;
-                self.nudge_later(session, claim, intent, &locks, &line);
-                return Ok(Standing::Busy);
-            }
+        let busy = !line.line.is_empty() || !seen.fits(count, capacity);
+        if own.is_none() && intent != Intent::Queue && busy {
+            self.nudge_later(session, claim, intent, &locks, &line);
+            return Ok(Standing::Busy);
         }
-        if seen.capacity.is_none() || line.line.is_empty() {
-            self.prepare(session, &dir, Some(capacity)).await?;
+        if seen.capacity.is_none() {
+            self.prepare(session, &dir, capacity).await?;
         }
         let (own, view) = match own {
             Some(own) => (own, View::of(session.children(&locks).await?)),
             None => loop {
                 match self.create_and_list(session, claim).await {
-                    Err(Trouble::NoNode) => self.prepare(session, &dir, Some(capacity)).await?,
+                    Err(Trouble::NoNode) => self.prepare(session, &dir, capacity).await?,
                     created => break created?,
                 }
             },
@@ -117,8 +119,8 @@ impl Inner {
         self.settle_permits(session, claim, intent, sent, own, view).await
     }
 
-    /// Makes sure that the name is a semaphore, and has a capacity if one is given.
-    async fn prepare(&self, session: &Session, dir: &str, capacity: Option<u32>) -> Answer<()> {
+    /// Makes sure that the name is a semaphore and has a capacity.
+    async fn prepare(&self, session: &Session, dir: &str, capacity: u32) -> Answer<()> {
         let check = async || match session.children(dir).await {
             Ok(children) => {
                 View::of(children).check(Kind::Semaphore, dir, None).map_err(Trouble::from)
@@ -127,7 +129,6 @@ impl Inner {
             Err(trouble) => Err(trouble),
         };
         check().await?;
-        let Some(capacity) = capacity else { return Ok(()) };
         session.make_dir(&layout::locks(dir)).await?;
         session.make_dir(&layout::leases(dir)).await?;
         let node = format!("{dir}/capacity");
@@ -237,8 +238,12 @@ impl Inner {
         let refused = numbers.map(|child| layout::check_sequence(dir, child.sequence));
         let refused = refused.collect::<Result<()>>();
         let nodes = nodes(session, made).await?;
+        let first = nodes.first().map(|node| layout::last(&node.path).to_owned());
         self.mine.with(claim.id, |entry| entry.spot = Spot::Held { nodes, token: None });
         refused?;
+        if let Some(first) = first {
+            session.arm(dir, &first, claim).await?;
+        }
         Ok(true)
     }
 
@@ -321,14 +326,15 @@ impl Inner {
         if self.take_now(session, claim, dir, own).await? {
             return Ok(true);
         }
-        let stored = look(session, dir).await?.capacity;
-        if let Some(capacity) = stored.filter(|stored| count > *stored) {
+        let seen = look(session, dir).await?;
+        if let Some(capacity) = seen.capacity.filter(|stored| count > *stored) {
             return Err(Error::from(Refusal::TooLarge { capacity }).into());
         }
+        let pause = if seen.closed.is_zero() { SAFETY } else { SAFETY.min(seen.closed) };
         tokio::select! {
             _ = leases.changed() => {}
             _ = capacity.changed() => {}
-            _ = tokio::time::sleep(SAFETY) => {}
+            _ = tokio::time::sleep(pause) => {}
         }
         Ok(false)
     }
@@ -370,7 +376,8 @@ async fn look(session: &Session, dir: &str) -> Answer<Room> {
         Err(Trouble::NoNode) => Vec::new(),
         Err(trouble) => return Err(trouble),
     };
-    Ok(Room { capacity, leases })
+    let closed = session.closed_for(dir, leases.iter().map(String::as_str)).await?;
+    Ok(Room { capacity, leases, closed })
 }
 
 /// When each of these was made, which a transaction does not tell everywhere.

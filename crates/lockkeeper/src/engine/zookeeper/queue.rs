@@ -45,8 +45,8 @@ impl Inner {
                     // A lost request may have made the node on another member.
                     session.sync().await?;
                 }
-                let view = match session.children(&dir).await {
-                    Ok(children) => View::of(children),
+                let view = match session.children_and_length(&dir).await {
+                    Ok(listed) => View::noted(listed),
                     Err(Trouble::NoNode) => View::default(),
                     Err(trouble) => return Err(trouble),
                 };
@@ -81,14 +81,14 @@ impl Inner {
         let (dir, prefix) = layout::queue(claim);
         let note = Note::of(claim).write();
         let create = session.create(&prefix, &note, CreateMode::EphemeralSequential);
-        let (created, listed) = join(create, session.children(&dir)).await;
+        let (created, listed) = join(create, session.children_and_length(&dir)).await;
         let (stat, sequence) = created?;
         let own = Node { path: format!("{prefix}{sequence:010}"), czxid: stat.czxid };
         // From here on whoever ends the claim finds this node.
         self.mine.with(claim.id, |entry| {
             entry.spot = Spot::Queued { node: own.clone(), ahead: 0 };
         });
-        Ok((own, View::of(listed?)))
+        Ok((own, View::noted(listed?)))
     }
 
     /// Finds the node that a lost request of this claim has made.
@@ -134,13 +134,16 @@ impl Inner {
             self.give_up(claim.id).await;
             return Err(error.into());
         }
-        let Some(blocker) = view.blocker(position) else {
+        let closed = self.closed(session, &dir, &view).await?;
+        let blocker = view.blocker(position);
+        if blocker.is_none() && closed.is_zero() {
+            session.arm(&dir, layout::last(&own.path), claim).await?;
             let token = claim.mode.is_exclusive().then(|| token(&own));
             self.mine.with(claim.id, |entry| {
                 entry.spot = Spot::Held { nodes: vec![own], token };
             });
             return Ok(self.grant(claim, session, sent, token, true));
-        };
+        }
         if intent != Intent::Queue {
             self.nudge_later(session, claim, intent, &dir, &view);
             self.give_up(claim.id).await;
@@ -151,7 +154,7 @@ impl Inner {
             return Err(error.into());
         }
         let ahead = u32::try_from(view.waiting_before(position)).unwrap_or(u32::MAX);
-        let turn = self.clone().wait_turn(session.clone(), claim.id, own.clone(), blocker.clone());
+        let turn = self.clone().wait_turn(session.clone(), claim.id, own.clone(), blocker.cloned());
         let waiting = tokio::spawn(turn).abort_handle();
         let ticket = Spot::ticket(&own);
         self.mine.with(claim.id, |entry| {
@@ -161,22 +164,29 @@ impl Inner {
         Ok(self.place(claim, session, sent, (ticket, ahead)))
     }
 
+    /// For how long nobody is let in, although nobody holds.
+    async fn closed(&self, session: &Session, dir: &str, view: &View) -> Answer<Duration> {
+        if !view.noted {
+            return Ok(Duration::ZERO);
+        }
+        session.closed_for(dir, view.line.iter().map(|child| child.node.as_str())).await
+    }
+
     /// Waits until the claim behind a node has its turn, and hands it over.
     async fn wait_turn(
         self: Arc<Self>,
         session: Arc<Session>,
         id: ClaimId,
         own: Node,
-        blocker: Child,
+        mut blocker: Option<Child>,
     ) {
         let Some((dir, node)) = own.path.rsplit_once('/') else { return };
-        let mut blocker = Some(blocker);
         loop {
             if let Some(child) = blocker.take() {
                 session.until_changed(&format!("{dir}/{}", child.node)).await;
             }
-            let view = match session.children(dir).await {
-                Ok(children) => View::of(children),
+            let view = match session.children_and_length(dir).await {
+                Ok(listed) => View::noted(listed),
                 Err(Trouble::Over) => return,
                 Err(Trouble::NoNode) => View::default(),
                 Err(_) => {
@@ -187,23 +197,43 @@ impl Inner {
             let Some(position) = view.position(node) else {
                 return self.gone(id, Cause::Expired);
             };
-            match view.blocker(position) {
-                Some(child) => {
-                    let ahead = u32::try_from(view.waiting_before(position)).unwrap_or(u32::MAX);
-                    self.mine.with(id, |entry| {
-                        if let Spot::Queued { ahead: known, .. } = &mut entry.spot {
-                            *known = ahead;
-                        }
-                    });
-                    blocker = Some(child.clone());
-                }
-                None => {
-                    let exclusive = view.line[position].tag != Tag::Read;
-                    let token = exclusive.then(|| token(&own));
-                    return self.hand_over(id, &own, vec![own.clone()], token);
-                }
+            if let Some(child) = view.blocker(position) {
+                let ahead = u32::try_from(view.waiting_before(position)).unwrap_or(u32::MAX);
+                self.mine.with(id, |entry| {
+                    if let Spot::Queued { ahead: known, .. } = &mut entry.spot {
+                        *known = ahead;
+                    }
+                });
+                blocker = Some(child.clone());
+                continue;
             }
+            let pause = match self.come_in(&session, id, &own, dir, &view).await {
+                Ok(Duration::ZERO) | Err(Trouble::Over) => return,
+                Ok(closed) => closed,
+                Err(_) => PAUSE,
+            };
+            tokio::time::sleep(pause).await;
         }
+    }
+
+    /// Hands over to a claim that has nobody before it; or says for how long
+    /// the name is closed.
+    async fn come_in(
+        &self,
+        session: &Session,
+        id: ClaimId,
+        own: &Node,
+        dir: &str,
+        view: &View,
+    ) -> Answer<Duration> {
+        let closed = self.closed(session, dir, view).await?;
+        let claim = self.mine.with(id, |entry| entry.claim.clone());
+        if let Some(claim) = claim.filter(|_| closed.is_zero()) {
+            session.arm(dir, layout::last(&own.path), &claim).await?;
+            let token = claim.mode.is_exclusive().then(|| token(own));
+            self.hand_over(id, own, vec![own.clone()], token);
+        }
+        Ok(closed)
     }
 
     /// Gives a waiting claim its grant, which its keeper has to confirm.
@@ -264,6 +294,7 @@ impl Inner {
             let text = format!("a node of another session has our place in {dir:?}");
             return Err(Error::new(ErrorKind::Unexpected, text).into());
         }
+        session.arm(&dir, layout::last(&path), claim).await?;
         let node = Node { path, czxid: stat.czxid };
         self.mine.with(claim.id, |entry| entry.spot = Spot::Held { nodes: vec![node], token });
         Ok(self.grant(claim, session, sent, token, true))

@@ -236,6 +236,13 @@ impl Session {
         self.ask(sent, client.list_children(path)).await
     }
 
+    /// The children of a node, and how long its own data is.
+    pub(super) async fn children_and_length(&self, path: &str) -> Answer<(Vec<String>, i32)> {
+        let (client, sent) = (self.client()?, self.clock.now());
+        let (children, stat) = self.ask(sent, client.get_children(path)).await?;
+        Ok((children, stat.data_length))
+    }
+
     /// The watcher tells when a child is made or deleted.
     pub(super) async fn children_and_watch(
         &self,

@@ -44,6 +44,11 @@ impl Remains {
 
     /// Deletes everything; says whether there was something.
     pub(super) async fn delete(&self) -> Answer<bool> {
+        // Struck out first: whoever is gone without that has failed.
+        if let Some(first) = self.nodes.first() {
+            let dir = layout::dir(&self.claim.name);
+            self.session.disarm(&dir, layout::last(&first.path), &self.claim).await?;
+        }
         let mut paths: Vec<String> = self.nodes.iter().map(|node| node.path.clone()).collect();
         if self.search {
             paths.extend(self.strays().await?);

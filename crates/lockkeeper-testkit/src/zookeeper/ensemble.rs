@@ -152,11 +152,12 @@ impl Outpost {
 
 fn launch(index: usize, inner: &[Inner], settings: &Settings) -> ZooKeeper {
     // Members that a busy machine holds up for a while are not given up: these
-    // limits are 10 s and 5 s.
-    let mut settings = settings
-        .clone()
+    // limits are 10 s and 5 s, unless the settings, which come last, say otherwise.
+    let mut own = Settings::default()
         .line(format!("initLimit={}", 10_000 / TICK.as_millis()))
         .line(format!("syncLimit={}", 5_000 / TICK.as_millis()));
-    settings.lines.extend(inner.iter().enumerate().map(|(index, inner)| inner.line(index)));
+    own.lines.extend(inner.iter().enumerate().map(|(index, inner)| inner.line(index)));
+    own.lines.extend_from_slice(&settings.lines);
+    let settings = Settings { lines: own.lines, ..settings.clone() };
     ZooKeeper::launch(folder("zookeeper"), free_port(), Some(index + 1), settings)
 }

@@ -84,3 +84,25 @@ async fn a_free_lock_asks_little_and_a_busy_try_writes_nothing() {
     assert_eq!(written(), zxid, "a lock that was only tried wrote something");
     drop(guard);
 }
+
+/// A keeper that is closed, and one that is dropped, end their sessions; the
+/// server does not have to wait for them to time out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_keeper_that_ends_leaves_no_session() {
+    let server = ZooKeeper::start();
+    let sessions = || server.measure("zk_global_sessions");
+    assert_eq!(sessions(), 0);
+    let closed = connect(&url(&[server.port()], REST)).await;
+    let dropped = connect(&url(&[server.port()], REST)).await;
+    let guard = locked(&closed, "closed").await;
+    drop(locked(&dropped, "dropped").await);
+    assert_eq!(sessions(), 2);
+    closed.close().await.unwrap();
+    assert!(!guard.is_held());
+    let left = async |count| {
+        lockkeeper_testkit::eventually(Duration::from_secs(3), async || sessions() == count).await
+    };
+    assert!(left(1).await, "{} sessions", sessions());
+    drop(dropped);
+    assert!(left(0).await, "{} sessions", sessions());
+}

@@ -126,3 +126,28 @@ async fn a_turn_that_came_during_an_outage_is_not_missed() {
     let (second, _) = within(Duration::from_secs(2), "the next turn", second).await.unwrap();
     assert!(second.token() > token);
 }
+
+/// What was asked for during an outage, and given up, is not asked for when
+/// the connection is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_given_up_during_an_outage_is_never_asked_for() {
+    let server = server().await;
+    let proxy = Proxy::start(server.port()).await;
+    let keeper = connect(&url(&[proxy.port()], REST)).await;
+    let (name, nodes) = (name("given-up"), Nodes::of(&server).await);
+    let path = format!("/{name}");
+    nodes.make(&path).await;
+    let guard = locked(&keeper, &crate::kit::name("link")).await;
+    proxy.set(Weather::Refuse);
+    proxy.cut();
+    within(Duration::from_secs(5), "the outage to be noticed", guard.at_risk()).await;
+    let impatient = patient().with_wait(Duration::from_millis(1200));
+    let mutex = keeper.mutex(&name).with_options(impatient);
+    let error = within(Duration::from_secs(4), "the end of the wait", mutex.lock()).await;
+    assert_eq!(error.unwrap_err().kind(), lockkeeper::ErrorKind::Unreachable);
+    proxy.set(Weather::Fair);
+    assert!(crate::kit::verified(&guard, Duration::from_secs(6)).await);
+    drop(locked(&keeper, &crate::kit::name("after")).await);
+    let stat = nodes.0.check_stat(&path).await.unwrap().expect("the node of the name");
+    assert_eq!(stat.cversion, 0, "a node was made for nobody");
+}

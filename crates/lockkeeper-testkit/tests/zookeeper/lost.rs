@@ -185,3 +185,17 @@ async fn only_strict_heartbeats_write() {
         drop(within(Duration::from_secs(2), "the waiter", waiting).await.unwrap());
     }
 }
+
+/// A keeper that had nothing to do for long knows that its session is alive
+/// as well as one that is busy.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_keeper_locks_as_well_as_a_busy_one() {
+    let server = server().await;
+    let keeper = connect(&url(&[server.port()], REST)).await;
+    tokio::time::sleep(Duration::from_millis(4500)).await;
+    let guard = locked(&keeper, &name("idle")).await;
+    let valid = guard.valid_for();
+    assert!(valid > Duration::from_millis(900), "held for {valid:?} only");
+    assert!(valid < Duration::from_secs(2), "held for {valid:?} of a session of two seconds");
+    assert_eq!(guard.state(), State::Held);
+}

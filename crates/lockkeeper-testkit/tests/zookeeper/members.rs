@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::{Keeper, Released, State};
 use lockkeeper_testkit::history::Recorder;
-use lockkeeper_testkit::zookeeper::{Ensemble, url};
+use lockkeeper_testkit::zookeeper::{Ensemble, Settings, url};
 use lockkeeper_testkit::{eventually, within};
 
 use crate::kit::{connect, locked, locking, patient, verified, waiters};
@@ -67,7 +67,8 @@ async fn locks_outlive_their_leader() {
 /// the keeper goes to the next one with its session and its locks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_keeper_leaves_a_member_that_dies_or_freezes() {
-    let mut ensemble = Ensemble::start();
+    // A leader that freezes is replaced after two seconds.
+    let mut ensemble = Ensemble::with(&Settings::default().line("syncLimit=10"));
     let (keeper, host) = keeper_on(&ensemble).await;
     let session = ensemble.members[host].sessions().pop().expect("its session");
     let guard = locked(&keeper, "kept").await;
@@ -97,7 +98,7 @@ async fn a_keeper_leaves_a_member_that_dies_or_freezes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_history_with_failing_leaders_is_sound() {
     let mut random = fastrand::Rng::with_seed(crate::kit::seed());
-    let mut ensemble = Ensemble::start();
+    let mut ensemble = Ensemble::with(&Settings::default().line("syncLimit=10"));
     let recorder = Recorder::new();
     let over = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let mut workers = Vec::new();

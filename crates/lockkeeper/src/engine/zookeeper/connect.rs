@@ -11,6 +11,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// How long finding out why there is no session may take.
 const LOOK_LIMIT: Duration = Duration::from_millis(500);
 
+/// For how long a member may say nothing before another one is tried.
+const LEAST_SILENCE: Duration = Duration::from_millis(700);
+
 /// Opens a session.
 pub(super) async fn connect(zookeeper: &ZooKeeper) -> Result<Client> {
     let connector = connector(zookeeper)?;
@@ -34,7 +37,12 @@ async fn dial(zookeeper: &ZooKeeper, connector: Connector) -> std::result::Resul
 }
 
 fn connector(zookeeper: &ZooKeeper) -> Result<Connector> {
-    let mut connector = Client::connector().with_session_timeout(zookeeper.session);
+    // A member that freezes is noticed so early that even when the next try
+    // hits it again, the one after that comes before any guard is lost.
+    let silence = (zookeeper.session / 4).max(LEAST_SILENCE);
+    let mut connector = Client::connector()
+        .with_session_timeout(zookeeper.session)
+        .with_connection_timeout(silence);
     if let (Some(user), Some(password)) = (&zookeeper.user, &zookeeper.password) {
         connector = if zookeeper.sasl {
             connector.with_sasl(SaslOptions::digest_md5(user.clone(), password.clone()))

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
+use futures_util::StreamExt;
 use lockkeeper::engine::{
     About, Belief, CellOp, Claim, CountId, Event, Events, Holder, Intent, Keep, Kind, Mode,
     Release, Revoke, Seat, Standing, Status,
@@ -26,26 +27,29 @@ const BLUR: Duration = Duration::from_millis(3);
 /// How long a sequence sleeps in all: less than a watch on a number lives.
 const SLEEP: Duration = Duration::from_secs(6);
 
-/// Runs so many random sequences on the engine at `url` and on the model.
+/// Runs so many random sequences on the engine at `url` and on the model, some
+/// of them at once: an engine that is busy answers too late to be compared.
 ///
 /// # Panics
 /// When the two differ, with the seed that repeats it.
-pub async fn compare(url: &str, sequences: u64) {
+pub async fn compare(url: &str, sequences: u64, at_once: usize) {
     let given = std::env::var("LOCKKEEPER_SEED").ok().and_then(|seed| seed.parse().ok());
     let first: u64 = given.unwrap_or_else(|| fastrand::u64(..1 << 40));
     let count = if given.is_some() { 1 } else { sequences };
-    let mut tasks = Vec::new();
-    for seed in first..first + count {
+    let run = |seed| {
         let url = url.to_owned();
-        tasks.push(tokio::spawn(async move { Sequence::start(seed, &url).await.run().await }));
-    }
-    let mut steps = 0;
-    for (task, seed) in tasks.into_iter().zip(first..) {
-        match task.await {
-            Ok(done) => steps += done,
-            Err(panic) => panic!("LOCKKEEPER_SEED={seed} repeats the failure: {panic}"),
+        let sequence = async move { Sequence::start(seed, &url).await.run().await };
+        let task = tokio::spawn(sequence);
+        async move {
+            match task.await {
+                Ok(done) => done,
+                Err(panic) => panic!("LOCKKEEPER_SEED={seed} repeats the failure: {panic}"),
+            }
         }
-    }
+    };
+    let sequences = futures_util::stream::iter(first..first + count);
+    let steps: usize =
+        sequences.map(run).buffer_unordered(at_once).fold(0, async |sum, done| sum + done).await;
     println!("{steps} operations alike in {count} sequences from seed {first}");
     let whole = count as usize * STEPS;
     // On a busy machine many sequences end early, unclear.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::{Cause, Guard, Keeper, LockOptions};
 use lockkeeper_testkit::sql::{Flavour, SqlServer};
-use lockkeeper_testkit::{start, within};
+use lockkeeper_testkit::{eventually, start, within};
 
 /// What locks are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +68,19 @@ impl Place {
     /// What is asked of the database by its administrator.
     pub(crate) fn sql(&self, query: &str) -> String {
         self.server.sql(&self.database, query)
+    }
+
+    /// Waits until a row that is written now is known to be younger than the
+    /// server's start: MariaDB counts its life in whole seconds.
+    pub(crate) async fn settled(&self) {
+        if self.server.flavour() == Flavour::MariaDb {
+            let uptime = "SHOW GLOBAL STATUS LIKE 'Uptime'";
+            let up = async || {
+                let seconds = self.sql(uptime);
+                seconds.split_whitespace().last().is_some_and(|text| text.parse().unwrap_or(0) > 2)
+            };
+            assert!(eventually(Duration::from_secs(10), up).await);
+        }
     }
 
     /// How many sessions have a transaction open.

@@ -6,7 +6,7 @@ use lockkeeper_testkit::sql::{Flavour, SqlServer};
 async fn the_rows_do_what_the_model_says(flavour: Flavour) {
     let server = SqlServer::start(flavour);
     let url = server.url(&server.database());
-    parity::compare(&format!("{url}?connections=1"), 32).await;
+    parity::compare(&format!("{url}?connections=1&connect=5s"), 24, 6).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -181,7 +181,7 @@ async fn a_server_without_a_free_connection_is_told() {
             }
             assert!(keepers.len() < 20, "there is no limit");
         };
-        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        assert_eq!(error.kind(), ErrorKind::TooMany, "{error}");
         assert!(error.to_string().contains("no connection left"), "{error}");
         // Those who are in are served, with the connections they have.
         drop(keepers[0].mutex("a").lock().await.unwrap());

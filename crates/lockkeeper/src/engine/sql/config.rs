@@ -35,7 +35,7 @@ const SESSIONS: usize = 32;
 /// | `strategy` | `lease` | `lease` or `session`, see [`Strategy`] |
 /// | `prefix` | `lockkeeper_` | of the tables: letters, digits and `_` |
 /// | `schema` | | PostgreSQL: the schema of the tables, instead of the first of the search path |
-/// | `connect` | `1s` | how long a connection may take |
+/// | `connect` | `3s` | how long a connection may take |
 /// | `command` | `2s` | how long an answer may take |
 /// | `connections` | 4; 32 | how many at most; with `strategy=session` how many locks |
 /// | `tls` | `off` | `on` encrypts, and checks the server's certificate (feature `tls`) |
@@ -134,7 +134,7 @@ impl Sql {
             database,
             schema: None,
             prefix: PREFIX.to_owned(),
-            connect: Duration::from_secs(1),
+            connect: Duration::from_secs(3),
             command: Duration::from_secs(2),
             connections: None,
             tls: false,
@@ -243,7 +243,7 @@ impl Sql {
         Ok(self)
     }
 
-    /// Waits this long for a connection. Default: one second.
+    /// Waits this long for a connection. Default: three seconds.
     #[must_use]
     pub fn with_connect_limit(mut self, limit: Duration) -> Self {
         self.connect = limit;

@@ -19,7 +19,7 @@ use super::config::Sql;
 use super::fault::{Class, Stage};
 use super::look::Look;
 use super::step::{Desk, Patience, Step, Stopped, pause};
-use super::wire::{Connection, connect};
+use super::wire::{Connection, connect_prepared};
 use crate::clock::Moment;
 use crate::driver::backoff;
 use crate::engine::{Event, Seat};
@@ -407,7 +407,7 @@ impl Worker {
             {
                 return Err(error.clone());
             }
-            match connect(&shared.sql, None).await {
+            match connect_prepared(&shared.sql).await {
                 Ok(connection) => {
                     self.connection = Some(connection);
                     shared.lock().connected += 1;

@@ -64,6 +64,9 @@ pub(super) trait Dialect: fmt::Debug + Send + Sync + 'static {
     /// How a keeper gets to know of lines.
     fn hearing(&self) -> Hearing;
 
+    /// Whether statements can be prepared, and run several at once as text.
+    fn prepares(&self) -> bool;
+
     /// Connects, refuses a server that will not do, and prepares the session:
     /// its limits, isolation, time zone. What others notify the session of
     /// goes to `pushes`.

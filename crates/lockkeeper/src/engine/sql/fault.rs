@@ -1,6 +1,7 @@
 //! What the errors of a database mean to whoever locks.
 
 use std::error::Error as StdError;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -104,6 +105,12 @@ impl Fault {
             Some(source) => error.because(source),
             None => error,
         }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 

@@ -103,7 +103,7 @@ impl Ears {
     /// Somebody waits for a change of a number, and looks again in time.
     pub(super) fn watch(&self) {
         let mut state = self.0.lock();
-        let new = state.watching.replace(Instant::now() + TICKET).is_none();
+        let new = state.watching.replace(Instant::now() + TICKET * 4).is_none();
         if new {
             state.news = Some(Instant::now());
         }

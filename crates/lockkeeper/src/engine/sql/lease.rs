@@ -39,6 +39,8 @@ impl LeaseEngine {
         let mut connection =
             wire::connect(&sql, None).await.map_err(|fault| fault.at(Stage::Open))?;
         schema::ensure(&sql, &mut *connection).await?;
+        let prepared = wire::prepare(&sql, &mut *connection).await;
+        prepared.map_err(|fault| fault.at(Stage::Open))?;
         let info = EngineInfo {
             engine: sql.dialect.scheme().into(),
             label: sql.label(),

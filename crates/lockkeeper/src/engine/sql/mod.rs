@@ -5,7 +5,7 @@
 //! - `wire`: one connection and the task that owns it; `fault`: what errors mean;
 //! - `schema`: the tables, made on first use;
 //! - `lease`: the engine on lease rows; `desk`: its workers; `step`: one
-//!   transaction; `rows`: how records are stored; `look`: reading without
+//!   transaction; `phrase`: its statements; `rows`: how records are stored; `look`: reading without
 //!   locks; `hear`: being told of what others did; `gc`: forgetting idle names;
 //! - `session`: the engine on row locks.
 
@@ -19,6 +19,7 @@ mod lease;
 mod look;
 #[cfg(feature = "mysql")]
 mod mysql;
+mod phrase;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod rows;

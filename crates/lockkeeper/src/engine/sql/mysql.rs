@@ -115,6 +115,10 @@ impl Dialect for Mysql {
         Hearing::Polled
     }
 
+    fn prepares(&self) -> bool {
+        false
+    }
+
     async fn connect(
         &self,
         sql: &Sql,
@@ -293,7 +297,7 @@ fn refused_connection(error: DriverError) -> Fault {
             Fault::new(Class::NotNow, format!("no connection: {}", innermost(&error)))
                 .because(error)
         }
-        other if other.to_string().to_lowercase().contains("tls") => {
+        DriverError::Driver(mysql_async::DriverError::NoClientSslFlagFromServer) => {
             Fault::new(invalid, "the server does not speak TLS").because(error)
         }
         other => Fault::new(Class::NotNow, format!("no connection: {other}")).because(error),

@@ -139,6 +139,10 @@ impl Dialect for Postgres {
         Hearing::Pushed
     }
 
+    fn prepares(&self) -> bool {
+        true
+    }
+
     async fn connect(
         &self,
         sql: &Sql,
@@ -199,12 +203,15 @@ impl PostgresConnection {
         }
         let (idle, lock_wait, command) =
             (IDLE.as_millis(), LOCK_WAIT.as_millis(), sql.command.as_millis());
-        // A commit that a crash forgets would be a lock that two hold.
+        // A commit that a crash forgets would be a lock that two hold. Plans
+        // made while the tables are small are used when they are not.
         let session = format!(
             "SET idle_in_transaction_session_timeout = {idle}; \
              SET lock_timeout = {lock_wait}; \
              SET statement_timeout = {command}; \
              SET standard_conforming_strings = on; \
+             SET plan_cache_mode = force_generic_plan; \
+             SET enable_seqscan = off; \
              SELECT set_config('synchronous_commit', 'on', false) \
              WHERE current_setting('synchronous_commit') = 'off'"
         );
@@ -365,6 +372,8 @@ fn told(error: tokio_postgres::Error) -> Fault {
         "42501" => Class::Forbidden,
         // Starting or stopping.
         "57P03" => Class::NotNow,
+        // No such prepared statement: the session is not the one we prepared.
+        "26000" => Class::Refused(ErrorKind::Unsupported),
         // Unknown column, a value of another type.
         "42703" | "42804" | "23502" => Class::Refused(ErrorKind::Invalid),
         "53300" => Class::Full,
@@ -377,6 +386,9 @@ fn told(error: tokio_postgres::Error) -> Fault {
     };
     let text = match code {
         "53300" => "the server has no connection left".to_owned(),
+        "26000" => "a pooler gives our sessions to others; connect to the server itself, or to \
+                    the pooler in session mode"
+            .to_owned(),
         code => format!("the server says: {} ({code})", server.message()),
     };
     Fault::new(class, text).because(error)

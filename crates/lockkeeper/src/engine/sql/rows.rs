@@ -5,12 +5,12 @@
 //! and the order of tickets, which stay small.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::config::Sql;
 use super::fault::{Class, Fault};
+use super::phrase::Phrase;
 use super::wire::{Row as Values, Table};
 use crate::ErrorKind;
 use crate::engine::words::{cause_from, kind_from, kind_word, mode_from, mode_words, reason_of};
@@ -202,13 +202,11 @@ pub(super) fn claims(
 pub(super) struct Writer<'a> {
     sql: &'a Sql,
     statements: String,
-    /// The new rows of claims, written together.
-    inserts: String,
 }
 
 impl<'a> Writer<'a> {
     pub(super) fn new(sql: &'a Sql) -> Self {
-        Writer { sql, statements: String::new(), inserts: String::new() }
+        Writer { sql, statements: String::new() }
     }
 
     /// Adds a statement.
@@ -218,16 +216,12 @@ impl<'a> Writer<'a> {
     }
 
     /// The statements; empty if nothing changes.
-    pub(super) fn finish(mut self) -> String {
-        if !self.inserts.is_empty() {
-            let insert = format!(
-                "INSERT INTO {} ({CLAIMS}) VALUES {}",
-                self.sql.table("claims"),
-                self.inserts
-            );
-            self.push(&insert);
-        }
+    pub(super) fn finish(self) -> String {
         self.statements
+    }
+
+    fn say(&mut self, phrase: Phrase, values: &[String]) {
+        self.push(&phrase.with(self.sql, values));
     }
 
     /// Writes the rows that steps touched as they are now in the record.
@@ -270,31 +264,28 @@ impl<'a> Writer<'a> {
                 watch_row(&loaded.record, claim, old.map_or(last + 1, |(_, place)| place))
             }
         };
-        let table = sql.table("claims");
         let key = |(state, place): (&str, i64)| {
             let name = sql.dialect.bytes(name.as_str());
-            format!("name = {name} AND state = '{state}' AND place = {place} AND claim = '{claim}'")
+            [name, format!("'{state}'"), place.to_string(), format!("'{claim}'")]
+        };
+        match &new {
+            Some(new) => loaded.places.insert((claim, slot), (new.state, new.place)),
+            None => loaded.places.remove(&(claim, slot)),
         };
         match (old, new) {
             (None, None) => {}
-            (Some(old), None) => {
-                loaded.places.remove(&(claim, slot));
-                self.push(&format!("DELETE FROM {table} WHERE {}", key(old)));
-            }
+            (Some(old), None) => self.say(Phrase::DropClaim, &key(old)),
             (Some(old), Some(new)) if old.0 != FINISHED || new.state == FINISHED => {
-                loaded.places.insert((claim, slot), (new.state, new.place));
-                self.push(&format!("UPDATE {table} SET {} WHERE {}", new.changes(sql), key(old)));
+                let values: Vec<String> = key(old).into_iter().chain(new.changes(sql)).collect();
+                self.say(Phrase::SetClaim, &values);
             }
             (old, Some(new)) => {
                 if let Some(old) = old {
                     // A memory says little of its claim: there is more to
                     // write than changes.
-                    self.push(&format!("DELETE FROM {table} WHERE {}", key(old)));
+                    self.say(Phrase::DropClaim, &key(old));
                 }
-                loaded.places.insert((claim, slot), (new.state, new.place));
-                let separator = if self.inserts.is_empty() { "" } else { ", " };
-                // Writing to a string cannot fail.
-                let _ = write!(self.inserts, "{separator}({})", new.values(sql, name, claim));
+                self.say(Phrase::AddClaim, &new.values(sql, name, claim));
             }
         }
     }
@@ -302,26 +293,22 @@ impl<'a> Writer<'a> {
     fn store_name(&mut self, name: &LockName, loaded: &Loaded) {
         let (sql, record) = (self.sql, &loaded.record);
         let latch = record.latch.as_ref();
-        let statement = format!(
-            "UPDATE {} SET kind = {}, capacity = {}, counter = {}, last_ticket = {}, \
-             crowded = {}, closed_until_us = {}, used_us = {}, fence = {}, latch_remaining = {}, \
-             latch_set = {}, latch_keep_us = {}, latch_until_us = {} WHERE name = {}",
-            sql.table("names"),
+        let values = [
+            sql.dialect.bytes(name.as_str()),
             maybe(record.kind.map(|kind| format!("'{}'", kind_word(kind)))),
-            record.capacity,
-            record.counter.get() as i64,
-            record.last_ticket as i64,
-            i32::from(loaded.crowded),
-            record.closed_until.0 as i64,
-            record.used.0 as i64,
+            record.capacity.to_string(),
+            (record.counter.get() as i64).to_string(),
+            (record.last_ticket as i64).to_string(),
+            i32::from(loaded.crowded).to_string(),
+            (record.closed_until.0 as i64).to_string(),
+            (record.used.0 as i64).to_string(),
             maybe(record.fence.map(|token| token.get() as i64)),
             maybe(latch.map(|latch| latch.remaining)),
             maybe(latch.map(|latch| sql.dialect.bytes(&latch.set.0))),
             maybe(latch.map(|latch| micros(latch.keep))),
             maybe(latch.map(|latch| latch.until.0 as i64)),
-            sql.dialect.bytes(name.as_str()),
-        );
-        self.push(&statement);
+        ];
+        self.say(Phrase::SetName, &values);
     }
 
     /// Adds the new count-downs of a latch, or forgets those of an earlier one.
@@ -414,45 +401,46 @@ impl ClaimRow<'_> {
         }
     }
 
-    fn values(&self, sql: &Sql, name: &LockName, claim: ClaimId) -> String {
+    /// All columns, as literals.
+    fn values(&self, sql: &Sql, name: &LockName, claim: ClaimId) -> [String; 17] {
         let mode = self.mode.map(mode_words);
         let (_, permits, capacity) = mode.unwrap_or(("", 0, 0));
         let text = |text: &str| sql.dialect.text(text);
         let nobody = About::default();
         let about = self.about.unwrap_or(&nobody);
-        format!(
-            "{}, '{}', {}, '{claim}', {}, {permits}, {capacity}, {}, {}, {}, {}, {}, {}, {}, {}, \
-             {}, {}",
+        let [state, place, token, until, since, cause, reason] = self.changes(sql);
+        [
             sql.dialect.bytes(name.as_str()),
-            self.state,
-            self.place,
+            state,
+            place,
+            format!("'{claim}'"),
             maybe(mode.map(|(mode, ..)| format!("'{mode}'"))),
-            maybe(self.token.map(|token| token.get() as i64)),
-            self.until.0 as i64,
-            self.since.0 as i64,
-            micros(self.lock_delay),
+            permits.to_string(),
+            capacity.to_string(),
+            token,
+            until,
+            since,
+            micros(self.lock_delay).to_string(),
             text(&about.who),
             text(&about.host),
-            about.pid,
+            about.pid.to_string(),
             text(&about.note),
-            maybe(self.cause.map(|(cause, _)| format!("'{cause}'"))),
-            maybe(self.cause.map(|(_, reason)| text(reason))),
-        )
+            cause,
+            reason,
+        ]
     }
 
     /// What can change in a row that stays the same claim's.
-    fn changes(&self, sql: &Sql) -> String {
-        format!(
-            "state = '{}', place = {}, token = {}, until_us = {}, since_us = {}, cause = {}, \
-             reason = {}",
-            self.state,
-            self.place,
+    fn changes(&self, sql: &Sql) -> [String; 7] {
+        [
+            format!("'{}'", self.state),
+            self.place.to_string(),
             maybe(self.token.map(|token| token.get() as i64)),
-            self.until.0 as i64,
-            self.since.0 as i64,
+            (self.until.0 as i64).to_string(),
+            (self.since.0 as i64).to_string(),
             maybe(self.cause.map(|(cause, _)| format!("'{cause}'"))),
             maybe(self.cause.map(|(_, reason)| sql.dialect.text(reason))),
-        )
+        ]
     }
 }
 

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::config::Sql;
 use super::fault::{Class, Fault, Stage};
+use super::phrase::Phrase;
 use super::rows::{self, CLAIMS, Loaded, NAMES, WINDOW, Writer};
 use super::wire::{Connection, Table, ask};
 use crate::ErrorKind;
@@ -174,14 +175,15 @@ impl Desk<'_> {
                     None => {}
                 }
             }
-            if effects.cell_changed {
-                let line = format!("c {}", encode(name.as_str()));
-                writer.push(&sql.dialect.post_listeners(sql, &name, &line, now));
-            }
+            // Whoever listens hears of what its own look changed, too.
             if steps.iter().any(|step| step.listens) {
                 let values = format!("({}, '{}')", sql.dialect.bytes(name.as_str()), self.keeper);
                 let table = sql.table("listeners");
                 writer.push(&sql.dialect.insert_new(&table, "name, keeper", &values));
+            }
+            if effects.cell_changed {
+                let line = format!("c {}", encode(name.as_str()));
+                writer.push(&sql.dialect.post_listeners(sql, &name, &line, now));
             }
         }
         let mut statements = writer.finish();
@@ -357,7 +359,6 @@ fn load_statements(
     make: bool,
 ) -> String {
     let (names, claims) = (sql.table("names"), sql.table("claims"));
-    let (meta, counted) = (sql.table("meta"), sql.table("counted"));
     let make = if make {
         let blank = |name| format!("({name}, 0, 0, 0, 0, 0, 0)");
         let columns = "name, capacity, counter, last_ticket, crowded, closed_until_us, used_us";
@@ -365,11 +366,6 @@ fn load_statements(
         format!("{}; ", sql.dialect.insert_new(&names, columns, &rows.join(", ")))
     } else {
         String::new()
-    };
-    let list = list.join(", ");
-    let skip = match patience {
-        Patience::Wait => "",
-        Patience::Skip => " SKIP LOCKED",
     };
     let counts: Vec<String> = steps
         .iter()
@@ -379,18 +375,24 @@ fn load_statements(
     let counts = match counts.is_empty() {
         true => String::new(),
         false => format!(
-            "; SELECT id FROM {counted} WHERE name IN ({list}) AND id IN ({})",
+            "; SELECT id FROM {} WHERE name IN ({}) AND id IN ({})",
+            sql.table("counted"),
+            list.join(", "),
             counts.join(", ")
         ),
     };
-    let columns = CLAIMS.replace(", ", ", c.");
+    let clock = Phrase::Clock.with(sql, &[]);
+    if patience == Patience::Wait {
+        let (lock, claims) = (Phrase::Lock.with(sql, list), Phrase::Claims.with(sql, list));
+        return format!("{begin}; {make}{lock}; {clock}; {claims}{counts}");
+    }
+    let (list, columns) = (list.join(", "), CLAIMS.replace(", ", ", c."));
     format!(
         "{begin}; {make}\
-         SELECT {NAMES} FROM {names} WHERE name IN ({list}) ORDER BY name FOR UPDATE{skip}; \
-         SELECT {clock}, floor FROM {meta}; \
+         SELECT {NAMES} FROM {names} WHERE name IN ({list}) ORDER BY name FOR UPDATE SKIP LOCKED; \
+         {clock}; \
          SELECT c.{columns} FROM {names} AS n JOIN {claims} AS c ON c.name = n.name \
-         WHERE n.name IN ({list}) AND n.crowded = 0{counts}",
-        clock = sql.dialect.clock(),
+         WHERE n.name IN ({list}) AND n.crowded = 0{counts}"
     )
 }
 

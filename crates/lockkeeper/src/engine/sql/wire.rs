@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::config::Sql;
 use super::fault::{Class, Fault};
+use super::phrase;
 
 /// A connection of either driver. Statements go out as text, several at once
 /// in one batch: one round trip, and nothing to prepare.
@@ -94,6 +95,21 @@ pub(super) async fn connect(
     match tokio::time::timeout(sql.connect, sql.dialect.connect(sql, pushes)).await {
         Ok(connected) => connected,
         Err(_) => Err(Fault::new(Class::NotNow, format!("no connection within {:?}", sql.connect))),
+    }
+}
+
+/// Connects, and prepares the connection for operations on tables that are there.
+pub(super) async fn connect_prepared(sql: &Sql) -> Result<Box<dyn Connection>, Fault> {
+    let mut connection = connect(sql, None).await?;
+    prepare(sql, &mut *connection).await?;
+    Ok(connection)
+}
+
+/// Prepares a connection for operations.
+pub(super) async fn prepare(sql: &Sql, connection: &mut dyn Connection) -> Result<(), Fault> {
+    match phrase::prepare(sql) {
+        Some(statements) => ask(connection, &statements, sql.command).await.map(drop),
+        None => Ok(()),
     }
 }
 

@@ -113,8 +113,8 @@ impl Control {
     ///
     /// A session ends before its lease when its process or connection does,
     /// and both are known on the other side at once. When the *server* went
-    /// down, its clients may not know: whoever finds a dead holder on a server
-    /// that has not been up for a whole lease waits for the rest of it.
+    /// down, its clients may not know: whoever finds a dead holder from before
+    /// the server was up waits until it has been up for that holder's lease.
     pub(super) async fn bury(&self, name: &LockName, mine: Option<Mode>) -> Result<Dead, Fault> {
         let mut slot = self.slot.lock().await;
         let found = self.ask_in(&mut slot, &self.words.find_dead(name, mine)).await;
@@ -136,15 +136,19 @@ impl Control {
     ) -> Result<Dead, Fault> {
         let found = found?;
         let [_, rows, uptime] = &found[..] else { return Err(unclear()) };
-        let uptime = uptime.rows.first().ok_or_else(unclear)?.number(1)?.unsigned_abs();
+        let uptime = uptime.rows.first().ok_or_else(unclear)?.number(1)?;
+        let uptime = self.words.uptime_of(uptime);
         let mut dead = Dead::default();
         let mut statements = Vec::new();
         for row in &rows.rows {
             let time = |column| Ok(Duration::from_millis(row.number(column)?.unsigned_abs()));
-            let (lease, delay): (Duration, Duration) = (time(1)?, time(2)?);
-            let unaware = lease.saturating_sub(Duration::from_secs(uptime));
+            let (lease, delay, age): (Duration, Duration, Duration) =
+                (time(1)?, time(2)?, time(3)?);
             dead.count += 1;
-            dead.closed = dead.closed.max(delay).max(unaware);
+            dead.closed = dead.closed.max(delay);
+            if age >= uptime {
+                dead.closed = dead.closed.max(lease.saturating_sub(uptime));
+            }
             let claim: ClaimId = row.text(0)?.parse().map_err(|_| unclear())?;
             statements.push(self.words.forget(name, claim));
         }

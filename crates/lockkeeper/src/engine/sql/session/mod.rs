@@ -48,6 +48,9 @@ use words::{Tongue, Words};
 const SPARES: usize = 4;
 /// How long they are kept.
 const SPARE_TIME: Duration = Duration::from_secs(20);
+/// How long a keeper that let go of a name waits in line for it like others,
+/// instead of trying first.
+const AFTER_YOU: Duration = Duration::from_millis(200);
 /// How often the control session looks for broken grants.
 const LOOK: Duration = Duration::from_millis(500);
 /// How often it looks for dead sessions too, where the driver does not notice
@@ -189,6 +192,8 @@ struct Desk {
     /// Which shards are in use; a shard is a session.
     shards: Vec<bool>,
     spares: Vec<(Wire, Moment)>,
+    /// Names that this keeper let go of just now.
+    let_go: HashMap<LockName, Moment>,
 }
 
 /// The way to the task of a claim.
@@ -263,6 +268,17 @@ impl Shared {
         if let Some(used) = desk.shards.get_mut(shard as usize) {
             *used = false;
         }
+        desk.let_go.retain(|_, since| *since + AFTER_YOU > now);
+        if matches!(over, Over::Released) {
+            desk.let_go.insert(claim.name.clone(), now);
+        }
+    }
+
+    /// Whether this keeper let go of a name just now: those who wait for it in
+    /// the server are to have it first.
+    fn just_let_go(&self, name: &LockName) -> bool {
+        let now = self.seat.clock.now();
+        self.desk().let_go.get(name).is_some_and(|since| *since + AFTER_YOU > now)
     }
 
     /// Finds the task of a claim, or starts it.
@@ -337,7 +353,13 @@ impl Shared {
         let session = self.open_session().await?;
         let before = number(self.control.look(who).await?)?;
         // While this transaction is open, nobody else can have its session.
-        let inside = number(session.ask(format!("BEGIN; {who}"), self.sql.command).await?)?;
+        let begun = match session.ask(format!("BEGIN; {who}"), self.sql.command).await {
+            Ok(tables) => tables,
+            // The proxy says so itself.
+            Err(fault) if fault.to_string().contains("pooling") => return Ok(true),
+            Err(fault) => return Err(fault),
+        };
+        let inside = number(begun)?;
         let after = number(self.control.look(who).await?)?;
         session.ask("ROLLBACK", self.sql.command).await?;
         let known = session.session();

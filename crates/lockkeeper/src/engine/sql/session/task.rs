@@ -17,6 +17,8 @@ use crate::token::Token;
 
 /// How long one wait inside the server takes at most.
 const SLICE: Duration = Duration::from_secs(5);
+/// After how long without an answer a claim is said to wait.
+const PROMPT: Duration = Duration::from_millis(40);
 /// How long a new holder waits when the last one's session died: its process
 /// may live, and is to be told first.
 const GRACE: Duration = Duration::from_millis(300);
@@ -112,7 +114,8 @@ impl Task {
         let claim = self.claim.clone();
         self.connect(wire).await?;
         let mut open = false;
-        let mut slice = None;
+        let patient = self.intent == Intent::Queue;
+        let mut slice = (patient && self.shared.just_let_go(&claim.name)).then_some(SLICE);
         loop {
             let found = match self.try_row(wire, &mut open, slice).await? {
                 Row::Locked(found) => found,
@@ -195,10 +198,21 @@ impl Task {
         let asked = line.ask(statements, limit);
         let answer = match slice {
             None => asked.await,
-            Some(_) => tokio::select! {
-                answer = asked => answer,
-                stop = stopped(&mut self.orders, &self.shared, &claim) => return Err(stop),
-            },
+            Some(_) => {
+                let mut asked = std::pin::pin!(asked);
+                match tokio::time::timeout(PROMPT, &mut asked).await {
+                    Ok(answer) => answer,
+                    Err(_) => {
+                        self.wait();
+                        tokio::select! {
+                            answer = asked => answer,
+                            stop = stopped(&mut self.orders, &self.shared, &claim) => {
+                                return Err(stop);
+                            }
+                        }
+                    }
+                }
+            }
         };
         let tables = match answer {
             Ok(tables) => tables,

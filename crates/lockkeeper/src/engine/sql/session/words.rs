@@ -320,7 +320,7 @@ impl Words {
     /// Locks the rows of dead holders of a name: none but the dead have rows
     /// that can be locked. Of those that `mine` excludes all are taken, of
     /// others the ones that are not just arriving. The answers are the rows,
-    /// and for how long the server has been up, in seconds.
+    /// and for how long the server has been up.
     pub(super) fn find_dead(&self, name: &LockName, mine: Option<Mode>) -> String {
         let (holders, key) = (&self.holders, self.key(name));
         let old = format!("since < {} - {}", self.now(), self.span(ARRIVING));
@@ -329,20 +329,31 @@ impl Words {
             Some(_) => format!("({old} OR mode <> 'read')"),
             None => old,
         };
+        let age = self.millis_since("since");
         format!(
-            "BEGIN; SELECT claim, lease_ms, delay_ms FROM {holders} \
+            "BEGIN; SELECT claim, lease_ms, delay_ms, {age} FROM {holders} \
              WHERE name = {key} AND {whom} FOR UPDATE SKIP LOCKED; {}",
             self.uptime()
         )
     }
 
-    /// How long the server has been up: a word, and whole seconds.
-    fn uptime(&self) -> &'static str {
+    /// How long the server has been up: a word, and milliseconds or seconds.
+    fn uptime(&self) -> String {
         if self.is_postgres() {
-            "SELECT 'uptime', \
-             floor(extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()))::bigint"
+            format!("SELECT 'uptime', {}", self.millis_since("pg_postmaster_start_time()"))
         } else {
-            "SHOW GLOBAL STATUS LIKE 'Uptime'"
+            "SHOW GLOBAL STATUS LIKE 'Uptime'".to_owned()
+        }
+    }
+
+    /// What the answer to that says at least.
+    pub(super) fn uptime_of(&self, number: i64) -> Duration {
+        let number = u64::try_from(number).unwrap_or(0);
+        if self.is_postgres() {
+            Duration::from_millis(number)
+        } else {
+            // Whole seconds at both ends: it may have been up for one less.
+            Duration::from_secs(number.saturating_sub(1))
         }
     }
 
@@ -403,17 +414,18 @@ impl Words {
         )
     }
 
-    /// Forgets those of these names that are idle and without holders; their
-    /// highest token is kept first.
+    /// Forgets those of these names that are idle; their highest token is kept
+    /// first.
     pub(super) fn forget_idle(&self, names: &[String], idle: Duration) -> String {
         let Words { locks, tokens, holders, .. } = self;
         let (now, idle, nobody) = (self.now(), self.span(idle), self.dialect.bytes(""));
+        // Their rows are locked by this transaction: whoever is noted as a
+        // holder is dead.
         let names: Vec<String> = names.iter().map(|name| self.dialect.bytes(name)).collect();
         let names = names.join(", ");
         let idle = format!(
             "name IN ({names}) AND used < {now} - {idle} \
-             AND (closed_until IS NULL OR closed_until < {now}) \
-             AND name NOT IN (SELECT name FROM {holders})"
+             AND (closed_until IS NULL OR closed_until < {now})"
         );
         let highest = format!("(SELECT max(token) FROM {tokens} WHERE {idle})");
         let keep = if self.is_postgres() {
@@ -430,8 +442,8 @@ impl Words {
             )
         };
         format!(
-            "{keep}; DELETE FROM {tokens} WHERE {idle}; \
-             DELETE FROM {locks} WHERE name IN ({names}) \
+            "{keep}; DELETE FROM {holders} WHERE name IN ({names}); \
+             DELETE FROM {tokens} WHERE {idle}; DELETE FROM {locks} WHERE name IN ({names}) \
              AND name NOT IN (SELECT name FROM {tokens}); \
              SELECT count(*) FROM {locks} WHERE name IN ({names}); COMMIT"
         )
@@ -439,13 +451,12 @@ impl Words {
 
     /// Notes that a grant is broken; notes of grants long gone go.
     pub(super) fn note_break(&self, claim: ClaimId, reason: &str) -> String {
-        let Words { breaks, holders, .. } = self;
+        let breaks = &self.breaks;
         let (now, reason) = (self.now(), self.text(reason));
-        let stale = format!(
-            "DELETE FROM {breaks} WHERE since < {now} - {} \
-             AND claim NOT IN (SELECT claim FROM {holders})",
-            self.span(Duration::from_secs(60))
-        );
+        // Longer than any lease. No subquery here: it would wait for the rows
+        // of those who hold.
+        let long_ago = self.span(Duration::from_secs(7 * 24 * 3600));
+        let stale = format!("DELETE FROM {breaks} WHERE since < {now} - {long_ago}");
         let values = format!("('{claim}', {reason}, {now})");
         let note = self.dialect.insert_new(breaks, "claim, reason, since", &values);
         format!("{stale}; {note}")

@@ -1,0 +1,115 @@
+//! The statements that every operation is made of.
+//!
+//! Where the database can, they are prepared once per connection: planning
+//! them anew each time would cost as much as running them.
+
+use super::config::Sql;
+use super::rows::{CLAIMS, NAMES};
+
+/// A statement with places for values, `$1` and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phrase {
+    /// Locks the row of a name (1) and reads it.
+    Lock,
+    /// Reads the clock, and the floor of all tokens.
+    Clock,
+    /// Reads the claims of a name (1), unless it is crowded.
+    Claims,
+    /// Writes the row of a name: the columns in order.
+    SetName,
+    /// Adds the row of a claim: the columns in order.
+    AddClaim,
+    /// Changes the row of a claim: name, state, place, claim, then the new
+    /// state, place, token, until, since, cause and reason.
+    SetClaim,
+    /// Deletes the row of a claim: name, state, place, claim.
+    DropClaim,
+}
+
+impl Phrase {
+    const ALL: [Phrase; 7] = [
+        Phrase::Lock,
+        Phrase::Clock,
+        Phrase::Claims,
+        Phrase::SetName,
+        Phrase::AddClaim,
+        Phrase::SetClaim,
+        Phrase::DropClaim,
+    ];
+
+    /// What it is called once it is prepared.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Phrase::Lock => "lockkeeper_lock",
+            Phrase::Clock => "lockkeeper_clock",
+            Phrase::Claims => "lockkeeper_claims",
+            Phrase::SetName => "lockkeeper_set_name",
+            Phrase::AddClaim => "lockkeeper_add_claim",
+            Phrase::SetClaim => "lockkeeper_set_claim",
+            Phrase::DropClaim => "lockkeeper_drop_claim",
+        }
+    }
+
+    fn template(self, sql: &Sql) -> String {
+        let (names, claims) = (sql.table("names"), sql.table("claims"));
+        match self {
+            Phrase::Lock => format!("SELECT {NAMES} FROM {names} WHERE name = $1 FOR UPDATE"),
+            Phrase::Clock => {
+                format!("SELECT {}, floor FROM {}", sql.dialect.clock(), sql.table("meta"))
+            }
+            Phrase::Claims => format!(
+                "SELECT c.{} FROM {names} AS n JOIN {claims} AS c ON c.name = n.name \
+                 WHERE n.name = $1 AND n.crowded = 0",
+                CLAIMS.replace(", ", ", c.")
+            ),
+            Phrase::SetName => format!(
+                "UPDATE {names} SET kind = $2, capacity = $3, counter = $4, last_ticket = $5, \
+                 crowded = $6, closed_until_us = $7, used_us = $8, fence = $9, \
+                 latch_remaining = $10, latch_set = $11, latch_keep_us = $12, \
+                 latch_until_us = $13 WHERE name = $1"
+            ),
+            Phrase::AddClaim => format!(
+                "INSERT INTO {claims} ({CLAIMS}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, \
+                 $10, $11, $12, $13, $14, $15, $16, $17)"
+            ),
+            Phrase::SetClaim => format!(
+                "UPDATE {claims} SET state = $5, place = $6, token = $7, until_us = $8, \
+                 since_us = $9, cause = $10, reason = $11 \
+                 WHERE name = $1 AND state = $2 AND place = $3 AND claim = $4"
+            ),
+            Phrase::DropClaim => format!(
+                "DELETE FROM {claims} WHERE name = $1 AND state = $2 AND place = $3 AND claim = $4"
+            ),
+        }
+    }
+
+    /// The statement with its values, which are literals.
+    pub(super) fn with(self, sql: &Sql, values: &[String]) -> String {
+        if sql.dialect.prepares() {
+            return match values.is_empty() {
+                true => format!("EXECUTE {}", self.name()),
+                false => format!("EXECUTE {}({})", self.name(), values.join(", ")),
+            };
+        }
+        let template = self.template(sql);
+        let mut out = String::with_capacity(template.len() + 256);
+        let mut rest = template.as_str();
+        while let Some((before, after)) = rest.split_once('$') {
+            out.push_str(before);
+            let digits = after.len() - after.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+            let index: usize = after[..digits].parse().unwrap_or(0);
+            out.push_str(values.get(index.wrapping_sub(1)).map_or("NULL", String::as_str));
+            rest = &after[digits..];
+        }
+        out.push_str(rest);
+        out
+    }
+}
+
+/// What prepares a connection for operations, if anything does.
+pub(super) fn prepare(sql: &Sql) -> Option<String> {
+    let prepare =
+        |phrase: &Phrase| format!("PREPARE {} AS {}", phrase.name(), phrase.template(sql));
+    let all: Vec<String> = Phrase::ALL.iter().map(prepare).collect();
+    sql.dialect.prepares().then(|| all.join("; "))
+}

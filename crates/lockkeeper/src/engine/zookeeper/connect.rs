@@ -17,9 +17,16 @@ const LEAST_SILENCE: Duration = Duration::from_millis(700);
 /// Opens a session.
 pub(super) async fn connect(zookeeper: &ZooKeeper) -> Result<Client> {
     let connector = connector(zookeeper)?;
-    let limit = zookeeper.connect;
-    let opened = tokio::time::timeout(limit, dial(zookeeper, connector)).await;
-    match opened {
+    let insist = async {
+        loop {
+            // The client gives up after one session's time.
+            match dial(zookeeper, connector.clone()).await {
+                Err(ZkError::Timeout) => {}
+                opened => return opened,
+            }
+        }
+    };
+    match tokio::time::timeout(zookeeper.connect, insist).await {
         Ok(Ok(client)) => Ok(client),
         Ok(Err(ZkError::AuthFailed)) => Err(Trouble::from(ZkError::AuthFailed).into()),
         Ok(Err(error)) => Err(why_not(zookeeper).await.because(error)),

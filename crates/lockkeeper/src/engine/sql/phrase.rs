@@ -55,7 +55,8 @@ impl Phrase {
         match self {
             Phrase::Lock => format!("SELECT {NAMES} FROM {names} WHERE name = $1 FOR UPDATE"),
             Phrase::Clock => {
-                format!("SELECT {}, floor FROM {}", sql.dialect.clock(), sql.table("meta"))
+                let meta = sql.table("meta");
+                format!("SELECT {}, floor FROM {meta} WHERE one = 1", sql.dialect.clock())
             }
             Phrase::Claims => format!(
                 "SELECT c.{} FROM {names} AS n JOIN {claims} AS c ON c.name = n.name \

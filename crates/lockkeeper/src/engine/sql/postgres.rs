@@ -212,6 +212,7 @@ impl PostgresConnection {
              SET standard_conforming_strings = on; \
              SET plan_cache_mode = force_generic_plan; \
              SET enable_seqscan = off; \
+             SET jit = off; \
              SELECT set_config('synchronous_commit', 'on', false) \
              WHERE current_setting('synchronous_commit') = 'off'"
         );

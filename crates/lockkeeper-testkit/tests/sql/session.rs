@@ -293,3 +293,24 @@ async fn idle_names_are_forgotten_and_their_tokens_are_not() {
         assert!(again.get() > tokens[0].get() + 3_600_000_000, "{flavour:?}: {again}");
     }
 }
+
+/// A try that is refused, and a name of another kind, leave no transaction
+/// open in a session that is used again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_leaves_no_transaction_open() {
+    for flavour in Flavour::ALL {
+        let place = Place::new(flavour, Strategy::Session);
+        let (one, two) = (place.keeper().await, place.keeper().await);
+        let guard = locked(&one, "tried", lease(20_000)).await;
+        for _ in 0..3 {
+            assert!(two.mutex("tried").try_lock().await.unwrap().is_none());
+            let error = two.rwlock("tried").try_read().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        }
+        // At once, not when the server ends what stands still.
+        let only_holder = async || place.open_transactions() == 1;
+        let limit = Duration::from_millis(900);
+        assert!(eventually(limit, only_holder).await, "{flavour:?}: a transaction is open");
+        drop(guard);
+    }
+}

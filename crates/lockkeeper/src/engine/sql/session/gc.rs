@@ -6,8 +6,8 @@ use super::super::config::Sql;
 use super::super::fault::{Fault, Stage};
 use super::super::wire::Wire;
 use super::control::unclear;
+use super::open::{make_tables, tongue};
 use super::words::Words;
-use super::{make_tables, tongue};
 use crate::error::Result;
 
 /// How many names are looked at in one transaction.

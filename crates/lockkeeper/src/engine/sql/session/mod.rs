@@ -1,9 +1,11 @@
 //! Row locks: a lock is an open transaction that has a row locked, on a
 //! connection of its own. The database frees it when that connection ends.
 //!
-//! - `words`: the statements;
+//! - `words`, `notes`: the statements;
+//! - `open`: opening the engine, and proxies that will not do;
 //! - `control`: the one connection beside, for tokens, notes and ending sessions;
-//! - `task`: one claim and its session, waiting, holding, letting go;
+//! - `task`, `obtain`: one claim and its session, waiting, holding, letting go;
+//! - `alive`: whether grants are broken, or their sessions dead;
 //! - `look`: who holds what, and taking it from them;
 //! - `gc`: forgetting idle names.
 //!
@@ -12,37 +14,40 @@
 //! heartbeat was sent, and so ends first. Nothing but an answered heartbeat,
 //! sent after the row was locked, makes or extends a grant.
 
+mod alive;
 mod control;
 mod gc;
 mod look;
+mod notes;
+mod obtain;
+mod open;
 mod task;
 mod words;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::config::Sql;
-use super::fault::{Class, Fault, Stage};
-use super::schema::{LEASE_TABLE, other_strategy};
+use super::fault::Fault;
 use super::wire::Wire;
 use crate::cause::Cause;
 use crate::clock::Moment;
 use crate::engine::{
     BEAT, Belief, Cell, CellOp, Claim, Cursor, Engine, EngineInfo, Found, Holder, Intent, Keep,
-    Kind, Page, Place, REMEMBER, Release, Revoke, Seat, Standing, Status, TICKET, TokenStrength,
+    Page, Place, REMEMBER, Release, Revoke, Seat, Standing, Status, TICKET,
 };
-use crate::error::{Error, ErrorKind, Result, invalid};
+use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 use crate::token::{ClaimId, Token};
-use control::{Control, unclear};
+use control::Control;
 pub(super) use gc::forget_idle;
+pub(super) use open::{open, schema};
 use task::{Order, Over, Stand, Task};
-use words::{Tongue, Words};
 
 /// How many sessions that nobody uses are kept for the next claim.
 const SPARES: usize = 4;
@@ -51,129 +56,6 @@ const SPARE_TIME: Duration = Duration::from_secs(20);
 /// How long a keeper that let go of a name waits in line for it like others,
 /// instead of trying first.
 const AFTER_YOU: Duration = Duration::from_millis(200);
-/// How often the control session looks for broken grants.
-const LOOK: Duration = Duration::from_millis(500);
-/// How often it looks for dead sessions too, where the driver does not notice
-/// the end of a connection by itself.
-const WATCH: Duration = Duration::from_millis(100);
-
-/// Opens the engine.
-pub(super) async fn open(sql: Sql, seat: Seat) -> Result<Arc<dyn Engine>> {
-    let at_open = |fault: Fault| fault.at(Stage::Open);
-    let wire = Wire::open(&sql).await.map_err(at_open)?;
-    let tongue = tongue(&sql, &wire).await.map_err(at_open)?;
-    let words = Words::new(&sql, tongue);
-    make_tables(&sql, &wire, &words).await?;
-    let shared = Arc::new(Shared {
-        info: info(&sql, tongue),
-        control: Control::new(sql.clone(), words, wire),
-        sql,
-        seat,
-        desk: Mutex::default(),
-    });
-    shared.refuse_pooler().await?;
-    tokio::spawn(watch_over(Arc::downgrade(&shared)));
-    Ok(Arc::new(SessionEngine(shared)))
-}
-
-/// The statements that make the tables, for people who run them by hand.
-pub(super) fn schema(sql: &Sql) -> String {
-    let tongue = match sql.dialect.scheme() {
-        "postgres" => Tongue::Postgres,
-        _ => Tongue::MariaDb,
-    };
-    let mut text = match &sql.schema {
-        Some(schema) => {
-            format!("CREATE SCHEMA IF NOT EXISTS {};\n\n", sql.dialect.quote(schema))
-        }
-        None => String::new(),
-    };
-    for statement in Words::new(sql, tongue).tables() {
-        text.push_str(&statement);
-        text.push_str(";\n");
-    }
-    text
-}
-
-async fn tongue(sql: &Sql, wire: &Wire) -> Result<Tongue, Fault> {
-    if sql.dialect.scheme() == "postgres" {
-        return Ok(Tongue::Postgres);
-    }
-    let tables = wire.ask("SELECT VERSION()", sql.command).await?;
-    let row = tables.first().and_then(|table| table.rows.first()).ok_or_else(unclear)?;
-    Ok(if row.text(0)?.contains("MariaDB") { Tongue::MariaDb } else { Tongue::MySql })
-}
-
-/// Makes sure that the tables are there, and ours.
-async fn make_tables(sql: &Sql, wire: &Wire, words: &Words) -> Result<()> {
-    let at_open = |fault: Fault| fault.at(Stage::Open);
-    let shape = words.shape();
-    match wire.ask(shape.clone(), sql.command).await {
-        Ok(_) => return Ok(()),
-        Err(fault) if fault.class == Class::NoTable => {}
-        Err(fault) => return Err(not_ours(sql, fault)),
-    }
-    let other = sql.dialect.has_table(sql, LEASE_TABLE);
-    let other = wire.ask(other, sql.command).await.map_err(at_open)?;
-    if other.last().is_some_and(|table| !table.rows.is_empty()) {
-        return Err(other_strategy(sql));
-    }
-    let end = sql.dialect.end_making(sql);
-    let script = format!("{}{}; {end}", sql.dialect.begin_making(sql), words.tables().join("; "));
-    let made = wire.ask(script, sql.command.max(Duration::from_secs(15))).await;
-    if let Err(fault) = made {
-        if fault.leaves_connection() {
-            let _ = wire.ask(format!("ROLLBACK; {end}"), sql.command).await;
-        }
-        if fault.class == Class::Forbidden {
-            let text = format!(
-                "the tables are missing and this user may not make them; let somebody run what \
-                 `lockkeeper schema` prints:\n{}",
-                schema(sql)
-            );
-            return Err(invalid(text).because(fault.at(Stage::Open)));
-        }
-        // Somebody else may have been quicker.
-        if fault.class != Class::Conflict {
-            return Err(at_open(fault));
-        }
-    }
-    wire.ask(shape, sql.command).await.map(drop).map_err(|fault| not_ours(sql, fault))
-}
-
-/// The error of tables that are not as we make them.
-fn not_ours(sql: &Sql, fault: Fault) -> Error {
-    match fault.class {
-        Class::Refused(ErrorKind::Invalid | ErrorKind::Unexpected) => invalid(format!(
-            "a table whose name starts with {} is not one of Lockkeeper's; choose another prefix=",
-            sql.prefix
-        ))
-        .because(fault.at(Stage::Open)),
-        _ => fault.at(Stage::Open),
-    }
-}
-
-fn info(sql: &Sql, tongue: Tongue) -> EngineInfo {
-    use crate::engine::Connect;
-    EngineInfo {
-        engine: sql.dialect.scheme().into(),
-        label: sql.label(),
-        ordered: false,
-        polled: false,
-        tokens: TokenStrength::Durable,
-        caveat: "a lock is an open transaction: who ends its session by hand (KILL, \
-                 pg_terminate_backend) or cuts it off frees the name, and the holder is told at \
-                 once; a failover to a replica frees every name"
-            .into(),
-        kinds: vec![Kind::Mutex, Kind::ReadWrite],
-        // MySQL and MariaDB count in whole seconds.
-        min_lease: match tongue {
-            Tongue::Postgres => Duration::from_millis(500),
-            _ => Duration::from_secs(1),
-        },
-        lingers: true,
-    }
-}
 
 /// What the engine and the tasks of its claims share.
 pub(super) struct Shared {
@@ -330,41 +212,6 @@ impl Shared {
         };
         tokio::spawn(task.run());
         Ok(post)
-    }
-
-    /// Refuses to work through something that shares sessions among clients.
-    async fn refuse_pooler(&self) -> Result<()> {
-        let pooled = self.is_pooled().await.map_err(|fault| fault.at(Stage::Open))?;
-        if !pooled {
-            return Ok(());
-        }
-        let text = "there is a proxy in between that gives one session of the server to several \
-                    clients (transaction pooling); strategy=session needs sessions of its own: \
-                    connect to the server itself, or to a port of the proxy with session pooling";
-        Err(Error::new(ErrorKind::Unsupported, text))
-    }
-
-    async fn is_pooled(&self) -> Result<bool, Fault> {
-        let who = self.control.words.who_am_i();
-        let number = |tables: Vec<super::wire::Table>| {
-            let row = tables.last().and_then(|table| table.rows.first());
-            row.ok_or_else(unclear)?.number(0).map(i64::unsigned_abs)
-        };
-        let session = self.open_session().await?;
-        let before = number(self.control.look(who).await?)?;
-        // While this transaction is open, nobody else can have its session.
-        let begun = match session.ask(format!("BEGIN; {who}"), self.sql.command).await {
-            Ok(tables) => tables,
-            // The proxy says so itself.
-            Err(fault) if fault.to_string().contains("pooling") => return Ok(true),
-            Err(fault) => return Err(fault),
-        };
-        let inside = number(begun)?;
-        let after = number(self.control.look(who).await?)?;
-        session.ask("ROLLBACK", self.sql.command).await?;
-        let known = session.session();
-        self.keep_spare(session);
-        Ok(before != after || inside == after || inside != known)
     }
 }
 
@@ -559,72 +406,6 @@ impl Engine for SessionEngine {
             let _ = answer.await;
         }
         self.0.desk().spares.clear();
-        Ok(())
-    }
-}
-
-/// Looks after the grants of a keeper, as long as there is one: whether they
-/// are broken, and where nobody else notices, whether their sessions live.
-async fn watch_over(shared: Weak<Shared>) {
-    let pause = match shared.upgrade() {
-        Some(shared) if shared.control.words.alive(&[]).is_some() => WATCH,
-        _ => LOOK,
-    };
-    let every = (LOOK.as_millis() / pause.as_millis()).max(1);
-    let mut round = 0;
-    loop {
-        tokio::time::sleep(pause).await;
-        let Some(shared) = shared.upgrade() else { return };
-        round += 1;
-        shared.look_after(round % every == 0).await;
-    }
-}
-
-impl Shared {
-    async fn look_after(&self, breaks_too: bool) {
-        let now = self.seat.clock.now();
-        let held: Vec<(ClaimId, Post)> = {
-            let mut desk = self.desk();
-            desk.spares.retain(|(wire, since)| !wire.is_over() && *since + SPARE_TIME > now);
-            let held = desk.posts.iter().filter(|(claim, post)| {
-                post.main == **claim && matches!(*post.stand.borrow(), Stand::Held(_))
-            });
-            held.map(|(claim, post)| (*claim, post.clone())).collect()
-        };
-        if held.is_empty() {
-            return;
-        }
-        if let Err(fault) = self.look_at(&held, breaks_too).await {
-            tracing::debug!(error = %fault.at(Stage::Work), "the control session failed");
-            // What ended it may have ended the others.
-            for (_, post) in &held {
-                let _ = post.orders.send(Order::Check);
-            }
-        }
-    }
-
-    async fn look_at(&self, held: &[(ClaimId, Post)], breaks_too: bool) -> Result<(), Fault> {
-        let words = &self.control.words;
-        if breaks_too {
-            let claims: Vec<ClaimId> = held.iter().map(|(claim, _)| *claim).collect();
-            let tables = self.control.ask(&words.broken(&claims)).await?;
-            for row in tables.iter().flat_map(|table| &table.rows) {
-                let (claim, reason) = (row.text(0)?, words.read(row.text(1)?)?);
-                let post = held.iter().find(|(held, _)| held.to_string() == claim);
-                if let Some((_, post)) = post {
-                    let _ = post.orders.send(Order::Broken(reason.into()));
-                }
-            }
-        }
-        let sessions: Vec<u64> = held.iter().map(|(_, post)| *post.session.borrow()).collect();
-        let Some(alive) = words.alive(&sessions) else { return Ok(()) };
-        let tables = self.control.ask(&alive).await?;
-        let rows = tables.iter().flat_map(|table| &table.rows);
-        let alive: Vec<u64> =
-            rows.map(|row| row.number(0).map(i64::unsigned_abs)).collect::<Result<_, _>>()?;
-        for (_, post) in held.iter().filter(|(_, post)| !alive.contains(&post.session.borrow())) {
-            let _ = post.orders.send(Order::Check);
-        }
         Ok(())
     }
 }

@@ -183,7 +183,7 @@ fn groups(waiting: Vec<Waiting>) -> Vec<Vec<Waiting>> {
     // Whoever is gone wants nothing any more.
     for next in waiting.into_iter().filter(|waiting| !waiting.reply.is_closed()) {
         match groups.last_mut() {
-            Some(group) if group.len() < MOST && group[0].ask.terms == next.ask.terms => {
+            Some(group) if group.len() < MOST && group[0].ask.words == next.ask.words => {
                 group.push(next);
             }
             _ => groups.push(vec![next]),

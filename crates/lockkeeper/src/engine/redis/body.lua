@@ -28,7 +28,7 @@ if r then
   for flag in string.gmatch(r.flags, '%l') do r[flag] = true end
 else
   r = {
-    kind = 'n', flags = '-', counter = 0, ticket = 0, cap = 0, used = 0, closed = 0, ends = 0,
+    kind = 'n', flags = '----', counter = 0, ticket = 0, cap = 0, used = 0, closed = 0, ends = 0,
     since = 0, delay = 0, token = 0, claim = '-', revoked = '-', about = '',
   }
   -- Without a record anything may be left of the rest.
@@ -48,8 +48,7 @@ end
 
 local function save()
   if not dirty then return end
-  local flags = (r.q and 'q' or '') .. (r.s and 's' or '') .. (r.w and 'w' or '') .. (r.x and 'x' or '')
-  r.flags = flags == '' and '-' or flags
+  r.flags = (r.q and 'q' or '-') .. (r.s and 's' or '-') .. (r.w and 'w' or '-') .. (r.x and 'x' or '-')
   write(last)
 end
 
@@ -259,7 +258,10 @@ local function extend(claim, lease, believed, floor)
   local h = not held and shared(claim)
   if not held and not h then return nil end
   local token = held and format('%.0f', r.token) or h.token
-  if believed and believed ~= token then return { 'gone', 'taken_over' } end
+  -- As numbers, if they are: they may be written with zeros in front.
+  if believed and (tonumber(believed) or believed) ~= (tonumber(token) or token) then
+    return { 'gone', 'taken_over' }
+  end
   if floor > r.counter then r.counter, dirty = floor, true end
   local revoked = held and r.revoked or h and h.revoked
   if revoked ~= '-' then return { 'gone', 'broken', string.sub(revoked, 2) } end

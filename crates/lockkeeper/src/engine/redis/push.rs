@@ -14,7 +14,7 @@ use std::sync::Arc;
 use redis::{FromRedisValue, Value};
 
 use super::config::decode;
-use super::name_of;
+use super::keys::name_of;
 use crate::cause::Cause;
 use crate::engine::{Event, Standing};
 use crate::token::{KeeperId, Token};

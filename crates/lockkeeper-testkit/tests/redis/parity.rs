@@ -5,6 +5,10 @@
 //! just before the request; where an instant that matters to it lies too near
 //! for both to see the same side of it, the test first waits until it is past.
 
+mod clarity;
+mod compare;
+mod draw;
+
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -20,11 +24,12 @@ use lockkeeper::{ClaimId, Clock, Engine, Error, KeeperId, LockName, Result, Toke
 use lockkeeper_testkit::server::RedisServer;
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use clarity::{BLUR, Unclear};
+use draw::claims;
+
 /// How many sequences, and how many operations each has.
 const SEQUENCES: u64 = 96;
 const STEPS: usize = 90;
-/// How much longer than its operation an instant may be unclear.
-const BLUR: Duration = Duration::from_millis(3);
 /// How long a sequence sleeps in all: less than a watch on a number lives.
 const SLEEP: Duration = Duration::from_secs(6);
 
@@ -89,9 +94,6 @@ impl Pairs {
         self.0.get(&model).copied().unwrap_or(model)
     }
 }
-
-/// What was unclear, so that the sequence ends here.
-struct Unclear;
 
 impl Sequence {
     async fn start(seed: u64, url: &str) -> Self {
@@ -278,290 +280,10 @@ impl Sequence {
         Ok(())
     }
 
-    /// A claim to work with: any, but often one that has something.
-    fn claim(&mut self) -> Arc<Claim> {
-        let holders = self.record.holders.iter().map(|held| held.claim);
-        let waiters = self.record.queue.iter().map(|ticket| ticket.claim);
-        let known: Vec<ClaimId> = holders.chain(waiters).collect();
-        let any = self.random.usize(..self.claims.len());
-        if known.is_empty() || self.random.bool() {
-            return self.claims[any].clone();
-        }
-        let wanted = known[self.random.usize(..known.len())];
-        self.claims.iter().find(|claim| claim.id == wanted).unwrap().clone()
-    }
-
-    /// What its keeper may believe of a claim, on both sides: mostly the truth.
-    fn belief(&mut self, claim: ClaimId) -> (Belief, Belief) {
-        let held = self.record.holders.iter().find(|held| held.claim == claim);
-        let ticket = self.record.queue.iter().find(|ticket| ticket.claim == claim);
-        let lie = self.random.u8(..6) == 0;
-        let back = u64::from(lie);
-        let queued = |model: u64, server: u64| {
-            (Belief::Queued { ticket: model }, Belief::Queued { ticket: server })
-        };
-        match (held, ticket) {
-            (Some(held), _) if !lie => {
-                let server = held.token.map(|token| Token::new(self.tokens.server(token.get())));
-                (Belief::Held { token: held.token }, Belief::Held { token: server })
-            }
-            (_, Some(ticket)) => {
-                let number = ticket.number - back;
-                queued(number, self.tickets.server(number))
-            }
-            _ if self.random.bool() => {
-                let number = self.record.last_ticket;
-                queued(number, self.tickets.server(number))
-            }
-            _ => {
-                let token = (self.record.counter > Token::ZERO).then_some(self.record.counter);
-                let server = token.map(|token| Token::new(self.tokens.server(token.get())));
-                (Belief::Held { token }, Belief::Held { token: server })
-            }
-        }
-    }
-
     fn engine(&self, claim: ClaimId) -> Arc<dyn Engine> {
         let seat = self.claims.iter().position(|other| other.id.keeper == claim.keeper).unwrap();
         self.keepers[seat % self.keepers.len()].0.clone()
     }
-
-    fn same_answer(&mut self, expected: Result<Answer, Refusal>, actual: Result<Standing>) {
-        let alike = match (&expected, &actual) {
-            (Ok(Answer::Held { token }), Ok(Standing::Held(grant))) => {
-                self.same_token(*token, grant.token)
-            }
-            (Ok(Answer::Queued { ticket, ahead, .. }), Ok(Standing::Queued(place))) => {
-                self.tickets.meet(*ticket, place.ticket) && place.ahead == Some(*ahead)
-            }
-            (Ok(Answer::Busy), Ok(Standing::Busy)) => true,
-            (Ok(Answer::Gone(expected)), Ok(Standing::Gone(actual))) => expected == actual,
-            (Err(_), Err(_)) => true,
-            _ => false,
-        };
-        if !alike {
-            self.differ("answer", &expected, &actual);
-        }
-        if let (Err(expected), Err(actual)) = (expected, actual) {
-            self.same_refusal(expected, actual);
-        }
-    }
-
-    fn same_refusal(&self, expected: Refusal, actual: Error) {
-        self.same("refusal", Error::from(expected).to_string(), actual.to_string());
-    }
-
-    fn same_token(&mut self, expected: Option<Token>, actual: Option<Token>) -> bool {
-        match (expected, actual) {
-            (Some(expected), Some(actual)) => self.tokens.meet(expected.get(), actual.get()),
-            (None, None) => true,
-            _ => false,
-        }
-    }
-
-    /// Waits for the pushes that the model made, and finds no others.
-    async fn pushes(&mut self) {
-        let mut expected: Vec<Vec<Event>> = vec![Vec::new(); self.keepers.len()];
-        let pushes: Vec<Event> = self.effects.pushes.drain(..).collect();
-        for event in pushes {
-            let (Event::Is(claim, _) | Event::Nudge(claim) | Event::HandedOver { claim, .. }) =
-                &event
-            else {
-                continue;
-            };
-            let seat = self.claims.iter().position(|c| c.id.keeper == claim.keeper).unwrap();
-            expected[seat].push(event);
-        }
-        if self.effects.cell_changed {
-            for seat in self.watching.drain() {
-                expected[seat].push(Event::Cell(self.name.clone()));
-            }
-        }
-        for (seat, expected) in expected.into_iter().enumerate() {
-            for event in expected {
-                let heard = self.keepers[seat].1.recv();
-                let heard = tokio::time::timeout(Duration::from_secs(5), heard).await;
-                let heard = heard.unwrap_or_else(|_| self.differ("push", &event, "silence"));
-                self.same_push(&event, &heard.expect("the engine lives"));
-            }
-            if let Ok(surplus) = self.keepers[seat].1.try_recv() {
-                self.differ("push", "silence", surplus);
-            }
-        }
-    }
-
-    fn same_push(&mut self, expected: &Event, actual: &Event) {
-        let alike = match (expected, actual) {
-            (
-                Event::HandedOver { claim, ticket, token },
-                Event::HandedOver { claim: winner, ticket: number, token: granted },
-            ) => {
-                claim == winner
-                    && self.tickets.meet(*ticket, *number)
-                    && self.same_token(*token, *granted)
-            }
-            (expected, actual) => expected == actual,
-        };
-        if !alike {
-            self.differ("push", expected, actual);
-        }
-    }
-
-    /// Compares what a bystander sees.
-    async fn status(&mut self) -> Result<(), Unclear> {
-        let now = Time(wall());
-        let expected = self.record.status(self.name.clone(), now);
-        let seat = self.random.usize(..self.keepers.len());
-        let actual = self.keepers[seat].0.inspect(&self.name).await.unwrap();
-        self.clear(now)?;
-        let alike = (expected.kind == actual.kind || unused_kind(&expected, &actual))
-            && self.same_people(&expected, &actual)
-            && self.counter_alike(&expected, &actual)
-            && near(expected.closed_for, actual.closed_for, self.apart)
-            && expected.cell == actual.cell;
-        if !alike {
-            self.differ("status", expected, actual);
-        }
-        Ok(())
-    }
-
-    fn counter_alike(&mut self, expected: &Status, actual: &Status) -> bool {
-        // A counter that was raised is no token yet, but will be followed alike.
-        match (expected.token, actual.token) {
-            (Some(expected), Some(actual)) => {
-                expected == actual || self.tokens.meet(expected.get(), actual.get())
-            }
-            (None, None) => true,
-            _ => false,
-        }
-    }
-
-    fn same_people(&mut self, expected: &Status, actual: &Status) -> bool {
-        let apart = self.apart;
-        let holders = expected.holders.len() == actual.holders.len()
-            && expected.holders.iter().zip(&actual.holders).all(|(one, two)| {
-                one.claim == two.claim
-                    && one.mode == two.mode
-                    && one.about == two.about
-                    && one.revoked == two.revoked
-                    && near(one.age, two.age, apart)
-                    && near(one.lease_left, two.lease_left, apart)
-                    && self.same_token(one.token, two.token)
-            });
-        let waiters = expected.waiters.len() == actual.waiters.len()
-            && expected.waiters.iter().zip(&actual.waiters).all(|(one, two)| {
-                one.claim == two.claim
-                    && one.mode == two.mode
-                    && one.about == two.about
-                    && near(one.age, two.age, apart)
-            });
-        holders && waiters
-    }
-
-    /// Waits until no instant that matters is near.
-    async fn wait_for_clarity(&mut self) {
-        loop {
-            let now = wall();
-            let blur = micros(self.apart + BLUR);
-            let unclear =
-                self.instants().filter(|&at| at + blur > now && at < now + 2 * blur).max();
-            match unclear {
-                Some(at) => {
-                    let pause = Duration::from_micros((at + blur).saturating_sub(now) + 500);
-                    tokio::time::sleep(pause).await;
-                }
-                None => return,
-            }
-        }
-    }
-
-    /// Ends the sequence if the operation since `now` may have met an instant.
-    fn clear(&mut self, now: Time) -> Result<(), Unclear> {
-        let took = Time(wall()).since(now);
-        self.apart = self.apart.max(took);
-        let late = now.0 + micros(self.apart + BLUR);
-        let met = self.instants().any(|at| at + micros(self.apart) > now.0 && at < late);
-        // Instants that this very operation made lie further ahead.
-        if met || took > Duration::from_millis(40) { Err(Unclear) } else { Ok(()) }
-    }
-
-    /// Every instant at which the model changes by itself.
-    fn instants(&self) -> impl Iterator<Item = u64> + '_ {
-        let record = &self.record;
-        let held = record.holders.iter().flat_map(|held| {
-            let delay = micros(held.lock_delay);
-            [held.until.0, held.until.0 + delay]
-        });
-        held.chain(record.queue.iter().map(|ticket| ticket.until.0))
-            .chain(record.watchers.iter().map(|watcher| watcher.until.0))
-            .chain(record.finished.iter().map(|finished| finished.until.0))
-            .chain(record.latch.iter().map(|latch| latch.until.0))
-            .chain([record.closed_until.0])
-    }
-
-    fn same<T: PartialEq + Debug>(&self, what: &str, expected: T, actual: T) {
-        if expected != actual {
-            self.differ(what, expected, actual);
-        }
-    }
-
-    fn differ(&self, what: &str, expected: impl Debug, actual: impl Debug) -> ! {
-        let from = self.log.len().saturating_sub(12);
-        panic!(
-            "{what} differs after {}\n  model: {expected:?}\n  redis: {actual:?}\n{:#?}\n\
-             LOCKKEEPER_SEED={}",
-            self.log[from..].join("\n      "),
-            self.record,
-            self.seed
-        );
-    }
-}
-
-/// A latch that is over is a name without a kind to one side and, until
-/// somebody looks, a latch without a count to the other.
-fn unused_kind(one: &Status, two: &Status) -> bool {
-    one.cell.is_none() && two.cell.is_none() && one.kind == Some(Kind::Latch)
-}
-
-fn claims(random: &mut Rng, seed: u64, name: &LockName) -> Vec<Arc<Claim>> {
-    let favourite = random.usize(..3);
-    let mut claims: Vec<Arc<Claim>> = Vec::new();
-    for number in 0..9_u64 {
-        let keeper = KeeperId::from_number(u128::from(seed) * 10 + u128::from(number % 3));
-        let family = if random.u8(..12) == 0 { random.usize(..3) } else { favourite };
-        let mode = match family {
-            0 => Mode::Exclusive,
-            1 if random.u8(..3) == 0 => Mode::Write,
-            1 => Mode::Read,
-            _ => Mode::Permits {
-                count: random.u32(1..4),
-                of: if random.u8(..10) == 0 { 2 } else { 3 },
-            },
-        };
-        let under = match mode {
-            Mode::Read if random.u8(..3) == 0 => {
-                claims.iter().find(|claim| claim.mode == Mode::Write).map(|claim| claim.id)
-            }
-            _ => None,
-        };
-        claims.push(Arc::new(Claim {
-            id: ClaimId { keeper, number, turn: random.u32(..3) },
-            name: name.clone(),
-            mode,
-            lease: Duration::from_millis([110, 250, 600, 30_000][random.usize(..4)]),
-            margin: Duration::from_millis(10),
-            lock_delay: Duration::from_millis([0, 0, 150][random.usize(..3)]),
-            max_waiters: [2, 100][random.usize(..2)],
-            under,
-            about: Arc::new(About {
-                who: format!("who {number}"),
-                host: String::new(),
-                pid: random.u32(..),
-                note: ["", "a note, é 100 %\n"][random.usize(..2)].to_owned(),
-            }),
-        }));
-    }
-    claims
 }
 
 fn wall() -> u64 {
@@ -570,8 +292,4 @@ fn wall() -> u64 {
 
 fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
-}
-
-fn near(one: Duration, two: Duration, apart: Duration) -> bool {
-    one.abs_diff(two) <= 3 * (apart + BLUR)
 }

@@ -105,7 +105,16 @@ local function lease_shared(claim, ends, delay)
   last = math.max(last or 0, ends + delay)
 end
 
--- Does what time has done to holders and to finished claims.
+-- Tells those who watch the latch, the capacity or the fence.
+local function changed()
+  dirty = true
+  for _, keeper in ipairs(call('ZRANGEBYSCORE', C, now, '+inf')) do
+    push(keeper, 'c ' .. K)
+  end
+  call('DEL', C)
+end
+
+-- Does what time has done to holders, to finished claims and to a latch.
 local function expire()
   if r.ends > 0 and r.ends <= now then
     -- Counted from the end of the lease, not from whenever somebody noticed.
@@ -130,6 +139,15 @@ local function expire()
       call('HDEL', Y, unpack(over))
     end
     if call('EXISTS', X) == 0 then r.x, dirty = nil, true end
+  end
+  if r.kind == 'l' then
+    -- The name is free for anything once its latch is over.
+    local ends = call('HGET', D, 'ends')
+    if not ends or tonumber(ends) <= now then
+      call('DEL', D)
+      r.kind = 'n'
+      changed()
+    end
   end
 end
 
@@ -297,26 +315,6 @@ local function refresh(claim)
     call('PEXPIRE', key, 4 * $TICKET / 1000)
   end
   return queued(claim)
-end
-
--- Tells those who watch the latch, the capacity or the fence.
-local function changed()
-  dirty = true
-  for _, keeper in ipairs(call('ZRANGEBYSCORE', C, now, '+inf')) do
-    push(keeper, 'c ' .. K)
-  end
-  call('DEL', C)
-end
-
--- A name of kind latch or fence is what its :d says; a latch that is over is none.
-local function expire_latch()
-  if r.kind ~= 'l' then return end
-  local ends = call('HGET', D, 'ends')
-  if not ends or tonumber(ends) <= now then
-    call('DEL', D)
-    r.kind = 'n'
-    changed()
-  end
 end
 
 expire()

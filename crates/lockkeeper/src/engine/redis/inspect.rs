@@ -24,6 +24,10 @@ pub(super) fn status(name: &LockName, reply: &Reply) -> Result<Status> {
     status.holders = holders(&record, now, reply)?;
     status.waiters = waiters(now, reply)?;
     status.cell = cell(&record, now, reply)?;
+    // A latch that is over is none, and the name free for anything.
+    if status.kind == Some(Kind::Latch) && status.cell.is_none() {
+        status.kind = None;
+    }
     Ok(status)
 }
 

@@ -4,12 +4,12 @@
 //! claims into arguments and answers into standings. docs/engines/redis.md
 //! tells the layout key by key.
 //!
-//! - `config`, `address`: where the servers are, from a URL or typed;
+//! - `config`, `url`, `address`: where the servers are, from a URL or typed;
 //! - `wire`: one connection to one server, re-made for ever;
 //! - `route`, `cluster`: which server a name is asked for at;
 //! - `batch`: requests that arrive together leave together;
 //! - `scripts`: the scripts, put together from their files;
-//! - `keys`, `words`: how names and claims are put to them;
+//! - `keys`, `text`, `words`: how names and claims are put to them;
 //! - `push`: what scripts tell keepers;
 //! - `reply`, `inspect`, `list`: reading answers;
 //! - `fault`: what errors mean.
@@ -26,6 +26,8 @@ mod push;
 mod reply;
 mod route;
 mod scripts;
+mod text;
+mod url;
 mod wire;
 mod words;
 
@@ -40,8 +42,8 @@ use redis::{Value, cmd};
 pub use config::{Confirm, Redis};
 
 use super::{
-    Belief, Cell, CellOp, Claim, Connect, Cursor, Engine, EngineInfo, Found, Grant, Holder,
-    Intent, Keep, Kind, Page, Place, Release, Revoke, Seat, Standing, Status, TokenStrength,
+    Belief, Cell, CellOp, Claim, Connect, Cursor, Engine, EngineInfo, Found, Grant, Holder, Intent,
+    Keep, Kind, Page, Place, Release, Revoke, Seat, Standing, Status, TokenStrength,
 };
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -50,11 +52,11 @@ use crate::name::LockName;
 use crate::options::LockOptions;
 use crate::token::{ClaimId, KeeperId, Token};
 use batch::Verb;
-use config::encode;
 use keys::key;
 use reply::Reply;
 use route::{Ask, Route, Weight};
 use scripts::{SCRIPTS, Script};
+use text::encode;
 use words::{Words, number, token_text};
 
 /// The highest token a script can count to.

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use redis::{FromRedisValue, Value};
 
-use super::config::decode;
 use super::keys::name_of;
+use super::text::decode;
 use crate::cause::Cause;
 use crate::engine::{Event, Standing};
 use crate::token::{KeeperId, Token};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use redis::{FromRedisValue, Value};
 
-use super::config::decode;
+use super::text::decode;
 use crate::cause::Cause;
 use crate::engine::{About, Cell, CountId, Found, Kind};
 use crate::error::{Error, ErrorKind, Result};

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::MAX_TOKEN;
-use super::config::encode;
+use super::text::encode;
 use crate::engine::{About, Belief, Claim, Intent, Keep, Mode, Release};
 use crate::error::Result;
 use crate::model::Refusal;
@@ -31,12 +31,7 @@ struct Phrase {
 }
 
 impl Words {
-    pub(super) fn acquire(
-        &self,
-        claim: &Claim,
-        intent: Intent,
-        floor: Token,
-    ) -> Result<Arc<str>> {
+    pub(super) fn acquire(&self, claim: &Claim, intent: Intent, floor: Token) -> Result<Arc<str>> {
         let plain = floor == Token::ZERO && claim.under.is_none();
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(phrase) = &*last
@@ -101,9 +96,7 @@ fn acquire(claim: &Claim, intent: Intent, floor: Token) -> String {
     let most = claim.max_waiters;
     let under = claim.under.map_or_else(|| "-".to_owned(), |under| under.to_string());
     let about = about(&claim.about);
-    format!(
-        "{mode}\n{intent}\n{lease}\n{delay}\n{most}\n{count}\n{of}\n{floor}\n{under}\n{about}"
-    )
+    format!("{mode}\n{intent}\n{lease}\n{delay}\n{most}\n{count}\n{of}\n{floor}\n{under}\n{about}")
 }
 
 /// What is said of a believed claim alone: its token, as wide as records have

@@ -7,6 +7,7 @@
 
 pub mod cases;
 pub mod child;
+pub mod clock;
 pub mod explore;
 pub mod fleet;
 pub mod history;

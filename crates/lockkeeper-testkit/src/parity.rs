@@ -436,7 +436,7 @@ impl Sequence {
         let seat = self.random.usize(..self.keepers.len());
         let actual = self.keepers[seat].0.inspect(&self.name).await.unwrap();
         self.clear(now)?;
-        let alike = (expected.kind == actual.kind || unused_kind(&expected, &actual))
+        let alike = expected.kind == actual.kind
             && self.same_people(&expected, &actual)
             && self.counter_alike(&expected, &actual)
             && near(expected.closed_for, actual.closed_for, self.apart)
@@ -562,12 +562,6 @@ async fn listening(seed: u64, keepers: &mut [(Arc<dyn Engine>, UnboundedReceiver
         other.cell(&name, CellOp::RemoveLatch).await.unwrap();
         while pushed.try_recv().is_ok() {}
     }
-}
-
-/// A latch that is over is a name without a kind to one side and, until
-/// somebody looks, a latch without a count to the other.
-fn unused_kind(one: &Status, two: &Status) -> bool {
-    one.cell.is_none() && two.cell.is_none() && one.kind == Some(Kind::Latch)
 }
 
 fn claims(random: &mut Rng, seed: u64, name: &LockName) -> Vec<Arc<Claim>> {

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::fleet::{RedisCluster, Sentinels, TlsServer};
+use crate::fleet::{RedisCluster, Replicated, Sentinels, TlsServer};
 use crate::server::RedisServer;
 use crate::sql::{Flavour, SqlServer};
 use crate::stage::Stage;
@@ -41,6 +41,13 @@ pub async fn redis_sentinel() -> Stage {
     static SHARED: Mutex<Weak<Sentinels>> = Mutex::new(Weak::new());
     let fleet = shared(&SHARED, Sentinels::start);
     Stage::new(fleet.url(), fleet).await
+}
+
+/// A master and its replica, which must have every grant.
+pub async fn redis_confirm() -> Stage {
+    static SHARED: Mutex<Weak<Replicated>> = Mutex::new(Weak::new());
+    let fleet = shared(&SHARED, || Replicated::start(1));
+    Stage::new(format!("{}?confirm=one", fleet.master.url()), fleet).await
 }
 
 /// A cluster of three masters with a replica each.

@@ -114,8 +114,15 @@ fn hammer(keeper: &Keeper, count: u32, seed: u64, names: &[&str]) {
     let recorder = Recorder::new();
     for _ in 0..count {
         let name = names[random.usize(..names.len())];
-        let arrival = recorder.now();
-        let guard = keeper.mutex(name).lock().expect("the lock");
+        let (arrival, guard) = loop {
+            let arrival = recorder.now();
+            match keeper.mutex(name).lock() {
+                Ok(guard) => break (arrival, guard),
+                // Cut off for so long that the keeper gave up: a new arrival.
+                Err(error) if error.is_transient() => eprintln!("hammer: {error}"),
+                Err(error) => panic!("no lock: {error}"),
+            }
+        };
         let entry = recorder.enter(name, arrival, guard.token());
         if random.u8(..) < 8 {
             std::thread::sleep(Duration::from_micros(random.u64(..500)));

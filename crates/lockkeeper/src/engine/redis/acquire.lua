@@ -1,4 +1,4 @@
--- Asks once for each of some claims that share their terms; never waits.
+-- Asks once for each of some claims that want the same; never waits.
 --
 -- ARGV  1 channel prefix   2 mode: x, w, r, p   3 intent: t(ry), w(atch), q(ueue)
 --       4 lease µs         5 lock delay µs      6 most waiters
@@ -107,33 +107,28 @@ end
 
 -- The short cut is for claims of one holder, for a record with no flags, never
 -- closed and nobody in it, and for a token by the clock.
-local mode, lease, free, before = ARGV[2], tonumber(ARGV[4]), nil, nil
+local mode, lease, free = ARGV[2], tonumber(ARGV[4]), nil
 if ARGV[9] == '0' and ARGV[10] == '-' and lease <= $HOUR then
-  if mode == 'x' then
-    free, before = '^2 m %- (%d+) (%d+) 0 0 0$', '2 m - '
-  elseif mode == 'w' then
-    free, before = '^2 r %- (%d+) (%d+) 0 0 0$', '2 r - '
-  end
+  free = mode == 'x' and '2m---- ' or mode == 'w' and '2r---- '
 end
--- The record to be written is BEFORE ticket BETWEEN claim AFTER.
-local between, after
+-- The record to be written is BEFORE ticket … BETWEEN claim AFTER.
+local before, between, after
 if free then
-  local stamp = string.format('%.0f', now)
-  before = before .. stamp .. ' '
-  between = ' 0 0 0 ' .. string.format('%.0f', now + lease) .. ' '
+  local stamp = string.format('%016.0f', now)
+  before = free .. stamp
+  between = string.format(' %016.0f ', now + lease)
   after = ' ' .. stamp .. ' - ' .. stamp .. ' ' .. ARGV[5] .. ' ' .. ARGV[11]
 end
 
-local try, match, type, answers = redis.pcall, string.match, type, {}
+local try, sub, type, answers = redis.pcall, string.sub, type, {}
 for i = 12, #ARGV do
   local K, claim, argument, answer = KEYS[i - 11], ARGV[i]
   local raw = try('GET', K)
-  if free and type(raw) == 'string' then
-    local counter, ticket = match(raw, free)
-    if counter and tonumber(counter) < now then
-      local done = try('SET', K, before .. ticket .. between .. claim .. after, 'PX', '$LIFE')
-      answer = done.err and done or now
-    end
+  if free and type(raw) == 'string' and #raw == 46 and sub(raw, 1, 7) == free
+    and sub(raw, 41) == ' 0 0 0' and tonumber(sub(raw, 8, 23)) < now then
+    local text = before .. sub(raw, 24) .. between .. claim .. after
+    local done = try('SET', K, text, 'PX', '$LIFE')
+    answer = done.err and done or now
   end
   -- @include several.lua
 end

@@ -1,11 +1,11 @@
 //! Requests that arrive together leave together: claims that ask for the same
 //! thing in the same words share one command.
 //!
-//! A script call costs the server about as much as three claims in it, and a
-//! command costs this side about as much as ten. So what the driver asks for in
-//! one go waits until the driver has said everything, and leaves in as few
-//! commands as its words allow. A request that comes alone leaves alone, as
-//! soon; every claim gets its own answer, an error too.
+//! To call a script costs the server more than a claim in it, and a command
+//! costs this side several times what one more claim in it does. So what the
+//! driver asks for in one go waits until the driver has said everything, and
+//! leaves in as few commands as its words allow. A request that comes alone
+//! leaves alone, as soon; every claim gets its own answer, an error too.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -183,7 +183,7 @@ fn groups(waiting: Vec<Waiting>) -> Vec<Vec<Waiting>> {
     // Whoever is gone wants nothing any more.
     for next in waiting.into_iter().filter(|waiting| !waiting.reply.is_closed()) {
         match groups.last_mut() {
-            Some(group) if group.len() < MOST && group[0].ask.terms == next.ask.terms => {
+            Some(group) if group.len() < MOST && group[0].ask.words == next.ask.words => {
                 group.push(next);
             }
             _ => groups.push(vec![next]),

@@ -28,7 +28,7 @@ if r then
   for flag in string.gmatch(r.flags, '%l') do r[flag] = true end
 else
   r = {
-    kind = 'n', flags = '-', counter = 0, ticket = 0, cap = 0, used = 0, closed = 0, ends = 0,
+    kind = 'n', flags = '----', counter = 0, ticket = 0, cap = 0, used = 0, closed = 0, ends = 0,
     since = 0, delay = 0, token = 0, claim = '-', revoked = '-', about = '',
   }
   -- Without a record anything may be left of the rest.
@@ -48,8 +48,7 @@ end
 
 local function save()
   if not dirty then return end
-  local flags = (r.q and 'q' or '') .. (r.s and 's' or '') .. (r.w and 'w' or '') .. (r.x and 'x' or '')
-  r.flags = flags == '' and '-' or flags
+  r.flags = (r.q and 'q' or '-') .. (r.s and 's' or '-') .. (r.w and 'w' or '-') .. (r.x and 'x' or '-')
   write(last)
 end
 
@@ -106,7 +105,16 @@ local function lease_shared(claim, ends, delay)
   last = math.max(last or 0, ends + delay)
 end
 
--- Does what time has done to holders and to finished claims.
+-- Tells those who watch the latch, the capacity or the fence.
+local function changed()
+  dirty = true
+  for _, keeper in ipairs(call('ZRANGEBYSCORE', C, now, '+inf')) do
+    push(keeper, 'c ' .. K)
+  end
+  call('DEL', C)
+end
+
+-- Does what time has done to holders, to finished claims and to a latch.
 local function expire()
   if r.ends > 0 and r.ends <= now then
     -- Counted from the end of the lease, not from whenever somebody noticed.
@@ -131,6 +139,15 @@ local function expire()
       call('HDEL', Y, unpack(over))
     end
     if call('EXISTS', X) == 0 then r.x, dirty = nil, true end
+  end
+  if r.kind == 'l' then
+    -- The name is free for anything once its latch is over.
+    local ends = call('HGET', D, 'ends')
+    if not ends or tonumber(ends) <= now then
+      call('DEL', D)
+      r.kind = 'n'
+      changed()
+    end
   end
 end
 
@@ -259,7 +276,10 @@ local function extend(claim, lease, believed, floor)
   local h = not held and shared(claim)
   if not held and not h then return nil end
   local token = held and format('%.0f', r.token) or h.token
-  if believed and believed ~= token then return { 'gone', 'taken_over' } end
+  -- As numbers, if they are: they may be written with zeros in front.
+  if believed and (tonumber(believed) or believed) ~= (tonumber(token) or token) then
+    return { 'gone', 'taken_over' }
+  end
   if floor > r.counter then r.counter, dirty = floor, true end
   local revoked = held and r.revoked or h and h.revoked
   if revoked ~= '-' then return { 'gone', 'broken', string.sub(revoked, 2) } end
@@ -295,26 +315,6 @@ local function refresh(claim)
     call('PEXPIRE', key, 4 * $TICKET / 1000)
   end
   return queued(claim)
-end
-
--- Tells those who watch the latch, the capacity or the fence.
-local function changed()
-  dirty = true
-  for _, keeper in ipairs(call('ZRANGEBYSCORE', C, now, '+inf')) do
-    push(keeper, 'c ' .. K)
-  end
-  call('DEL', C)
-end
-
--- A name of kind latch or fence is what its :d says; a latch that is over is none.
-local function expire_latch()
-  if r.kind ~= 'l' then return end
-  local ends = call('HGET', D, 'ends')
-  if not ends or tonumber(ends) <= now then
-    call('DEL', D)
-    r.kind = 'n'
-    changed()
-  end
 end
 
 expire()

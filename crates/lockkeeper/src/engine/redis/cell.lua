@@ -15,6 +15,11 @@ local insist = false
 local K = KEYS[1]
 local raw = redis.pcall('GET', K)
 -- @include head.lua
+-- Before the rest: the end of a latch that this very look notices is told too.
+if ARGV[2] == 'look' and ARGV[4] ~= '-' then
+  call('ZADD', K .. ':c', now + 4 * $TICKET, ARGV[4])
+  call('PEXPIRE', K .. ':c', 8 * $TICKET / 1000)
+end
 -- @include body.lua
 
 local op = ARGV[2]
@@ -65,11 +70,6 @@ local function set_capacity(to)
   changed()
 end
 
-if op == 'look' and ARGV[4] ~= '-' then
-  call('ZADD', C, now + 4 * $TICKET, ARGV[4])
-  call('PEXPIRE', C, 8 * $TICKET / 1000)
-end
-expire_latch()
 if r.kind ~= 'n' and r.kind ~= kind then
   save()
   return { 'refused', 'kind', r.kind }

@@ -11,12 +11,13 @@ use redis::{Cmd, RedisError, Value, cmd};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::config::{Confirm, Place, Redis, tcp};
+use super::config::{Confirm, Place, Redis};
 use super::fault::told;
 use super::push;
 use super::reply::strange;
 use super::route::{Answered, Call, Weight};
 use super::scripts::Script;
+use super::url::tcp;
 use super::wire::{Target, Wire};
 use crate::engine::{Event, Seat};
 use crate::error::{Error, ErrorKind, Result};

@@ -8,11 +8,19 @@
 if type(raw) == 'table' then return raw end
 local call, format, match = redis.call, string.format, string.match
 
--- The record. `ends` is the end of the exclusive holder's lease, 0 for none.
+-- The record is one line, its first columns of fixed width, so that short cuts
+-- can pick what they need by position:
+--   1 version, 2 kind, 3-6 flags, 8-23 counter, 25-40 ticket, then from 41 on
+--   capacity, used, closed; and if there is an exclusive holder
+--   ends (16), claim, token (16), revoked, since (16), delay, about
+-- A mutex or read/write lock that is not closed has ' 0 0 0' in 41-46; its
+-- holder's `ends` is in 48-63, and its claim from 65 on.
+--
+-- Below, `ends` is the end of the exclusive holder's lease, 0 for none.
 local r
 if raw then
   local kind, flags, counter, ticket, cap, used, closed, holder =
-    match(raw, '^2 (%l) (%S+) (%d+) (%d+) (%d+) (%d+) (%d+)(.*)$')
+    match(raw, '^2(%l)([%-qswx]+) (%d+) (%d+) (%d+) (%d+) (%d+)(.*)$')
   local ends, claim, token, revoked, since, delay, about = 0, '-', 0, '-', 0, 0, ''
   if kind and holder ~= '' then
     ends, claim, token, revoked, since, delay, about =
@@ -34,10 +42,10 @@ end
 local function write(last)
   -- A closed time that is over is none: the short cuts know only 0.
   if r.closed <= now then r.closed = 0 end
-  local text = format('2 %s %s %.0f %.0f %d %d %.0f',
+  local text = format('2%s%s %016.0f %016.0f %d %d %.0f',
     r.kind, r.flags, r.counter, r.ticket, r.cap, r.used, r.closed)
   if r.ends > 0 then
-    text = text .. format(' %.0f %s %.0f %s %.0f %.0f %s',
+    text = text .. format(' %016.0f %s %016.0f %s %016.0f %.0f %s',
       r.ends, r.claim, r.token, r.revoked, r.since, r.delay, r.about)
   end
   if r.kind == 'f' then

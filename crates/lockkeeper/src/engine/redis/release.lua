@@ -41,17 +41,15 @@ end
 -- lease that ends here.
 local plain = ARGV[2] == '0' and ARGV[3] == '0'
 
-local try, match, type, answers = redis.pcall, string.match, type, {}
+local try, sub, type, answers = redis.pcall, string.sub, type, {}
 for i = 4, #ARGV do
   local K, claim, argument, answer = KEYS[i - 3], ARGV[i]
   local raw = try('GET', K)
-  if plain and type(raw) == 'string' then
-    local start, ends, holder = match(raw, '^(2 %l %- %d+ %d+ 0 0 0) (%d+) (%S+) ')
-    if holder == claim and tonumber(ends) > now then
-      local done = try('SET', K, start, 'KEEPTTL')
-      -- Out of memory: the long way knows what to do.
-      if not done.err then answer = 1 end
-    end
+  if plain and type(raw) == 'string' and sub(raw, 3, 7) == '---- ' and sub(raw, 41, 47) == ' 0 0 0 '
+    and sub(raw, 64, 65 + #claim) == ' ' .. claim .. ' ' and tonumber(sub(raw, 48, 63)) > now then
+    local done = try('SET', K, sub(raw, 1, 46), 'KEEPTTL')
+    -- Out of memory: the long way knows what to do.
+    if not done.err then answer = 1 end
   end
   -- @include several.lua
 end

@@ -2,7 +2,7 @@
 -- Never creates.
 --
 -- ARGV  1 channel prefix   2 believed: h(eld), q(ueued)   3 lease µs   4 floor of the names' counters
---       5… for each record its claim, and the claim's token or -, or its ticket
+--       5… for each record its claim, and the claim's token (in 16 digits) or -, or its ticket
 -- Reply of one claim, or a list with the reply of each
 --       TOKEN, a number: held, and nothing is left to be served
 --       held TOKEN|- MORE · queued TICKET AHEAD LOOK MORE · gone CAUSE [REASON]
@@ -38,22 +38,20 @@ end
 -- flags, never closed.
 local lease = tonumber(ARGV[3])
 local plain = ARGV[2] == 'h' and ARGV[4] == '0' and lease <= $HOUR
-local ends = string.format('%.0f', now + lease)
+local ends = string.format('%016.0f', now + lease)
 
-local try, match, type, answers = redis.pcall, string.match, type, {}
+local try, sub, type, answers = redis.pcall, string.sub, type, {}
 for i = 5, #ARGV, 2 do
   local K, claim, argument, answer = KEYS[(i - 3) / 2], ARGV[i], ARGV[i + 1]
   local raw = try('GET', K)
-  if plain and type(raw) == 'string' then
-    local start, over, holder, token, tail =
-      match(raw, '^(2 %l %- %d+ %d+ 0 0 0) (%d+) (%S+) (%d+)( %- .*)$')
-    local left = holder == claim and token == argument and tonumber(over) - now or 0
+  if plain and type(raw) == 'string' and sub(raw, 3, 7) == '---- ' and sub(raw, 41, 47) == ' 0 0 0 ' then
+    local holder = ' ' .. claim .. ' ' .. argument .. ' - '
+    local left = sub(raw, 64, 63 + #holder) == holder and tonumber(sub(raw, 48, 63)) - now or 0
     -- Never shortened: what has longer left goes the long way.
     if left > 0 and left <= lease then
-      local done = try('SET', K,
-        start .. ' ' .. ends .. ' ' .. claim .. ' ' .. token .. tail, 'PX', '$LIFE')
+      local done = try('SET', K, sub(raw, 1, 47) .. ends .. sub(raw, 64), 'PX', '$LIFE')
       -- Out of memory: the long way knows what to do.
-      if not done.err then answer = tonumber(token) end
+      if not done.err then answer = tonumber(argument) end
     end
   end
   -- @include several.lua

@@ -41,8 +41,8 @@ pub(super) enum Weight {
 pub(super) struct Ask {
     /// The record.
     pub(super) key: String,
-    /// What may be shared with other claims: the script's first arguments, one a line.
-    pub(super) terms: String,
+    /// What may be shared with other claims, see [`words`](super::words).
+    pub(super) words: Arc<str>,
     pub(super) claim: String,
     /// What else the script wants to know of this claim.
     pub(super) argument: Option<String>,
@@ -71,7 +71,10 @@ impl Route {
         match self {
             Route::One { wire, channels, batch } => {
                 let answer = if weight == Weight::Firm && wire.has_witness() {
-                    Call::of(verb.script(), channels, &[&ask]).run(wire, weight).await?
+                    let call = Call::of(verb.script(), channels, &[&ask]);
+                    // Boxed, as what follows: rare ways must not make every
+                    // request large.
+                    Box::pin(call.run(wire, weight)).await?
                 } else {
                     batch.ask(verb, ask).await?.map(|value| (value, true))
                 };
@@ -80,7 +83,7 @@ impl Route {
             }
             Route::Many(cluster) => {
                 let arguments = Call::of(verb.script(), "", &[&ask]).arguments;
-                cluster.run(verb.script(), &key, &arguments, weight).await
+                Box::pin(cluster.run(verb.script(), &key, &arguments, weight)).await
             }
         }
     }
@@ -148,15 +151,15 @@ pub(super) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// A script for several claims that have the same terms.
+    /// A script for several claims that use the same words.
     pub(super) fn of(script: &'a Script, channels: &'a str, asks: &[&'a Ask]) -> Self {
-        let terms = asks.first().into_iter().flat_map(|ask| ask.terms.split('\n'));
+        let words = asks.first().into_iter().flat_map(|ask| ask.words.split('\n'));
         let each = asks.iter().flat_map(|ask| [Some(&*ask.claim), ask.argument.as_deref()]);
         Call {
             script,
             keys: asks.iter().map(|ask| &*ask.key).collect(),
             channels,
-            arguments: terms.chain(each.flatten()).collect(),
+            arguments: words.chain(each.flatten()).collect(),
         }
     }
 

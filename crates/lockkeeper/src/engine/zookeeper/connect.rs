@@ -11,12 +11,22 @@ use crate::error::{Error, ErrorKind, Result};
 /// How long finding out why there is no session may take.
 const LOOK_LIMIT: Duration = Duration::from_millis(500);
 
+/// For how long a member may say nothing before another one is tried.
+const LEAST_SILENCE: Duration = Duration::from_millis(700);
+
 /// Opens a session.
 pub(super) async fn connect(zookeeper: &ZooKeeper) -> Result<Client> {
     let connector = connector(zookeeper)?;
-    let limit = zookeeper.connect;
-    let opened = tokio::time::timeout(limit, dial(zookeeper, connector)).await;
-    match opened {
+    let insist = async {
+        loop {
+            // The client gives up after one session's time.
+            match dial(zookeeper, connector.clone()).await {
+                Err(ZkError::Timeout) => {}
+                opened => return opened,
+            }
+        }
+    };
+    match tokio::time::timeout(zookeeper.connect, insist).await {
         Ok(Ok(client)) => Ok(client),
         Ok(Err(ZkError::AuthFailed)) => Err(Trouble::from(ZkError::AuthFailed).into()),
         Ok(Err(error)) => Err(why_not(zookeeper).await.because(error)),
@@ -34,7 +44,12 @@ async fn dial(zookeeper: &ZooKeeper, connector: Connector) -> std::result::Resul
 }
 
 fn connector(zookeeper: &ZooKeeper) -> Result<Connector> {
-    let mut connector = Client::connector().with_session_timeout(zookeeper.session);
+    // A member that freezes is noticed so early that even when the next try
+    // hits it again, the one after that comes before any guard is lost.
+    let silence = (zookeeper.session / 4).max(LEAST_SILENCE);
+    let mut connector = Client::connector()
+        .with_session_timeout(zookeeper.session)
+        .with_connection_timeout(silence);
     if let (Some(user), Some(password)) = (&zookeeper.user, &zookeeper.password) {
         connector = if zookeeper.sasl {
             connector.with_sasl(SaslOptions::digest_md5(user.clone(), password.clone()))

@@ -86,7 +86,9 @@ impl Entry {
     /// Whether its nodes have to be looked at before it is renewed.
     pub(super) fn needs_a_look(&self) -> bool {
         let rang = |bell: &Bell| bell.clone().now_or_never().is_some();
-        self.bell.as_ref().is_none_or(rang) || self.verified != self.session.epoch()
+        // What was handed over was seen just then.
+        let unseen = self.bell.is_none() && self.unconfirmed.is_none();
+        unseen || self.bell.as_ref().is_some_and(rang) || self.verified != self.session.epoch()
     }
 }
 

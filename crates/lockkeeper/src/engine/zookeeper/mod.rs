@@ -207,9 +207,9 @@ impl Inner {
                     Standing::Gone(Cause::Broken { reason })
                 }
                 Spot::Held { token, .. } => {
-                    let token = *token;
+                    let (token, unwatched) = (*token, entry.bell.is_none());
                     entry.unconfirmed = None;
-                    self.grant(claim, session, sent, token, false)
+                    self.grant(claim, session, sent, token, unwatched)
                 }
                 Spot::Queued { node, ahead } => {
                     self.place(claim, session, sent, (Spot::ticket(node), *ahead))

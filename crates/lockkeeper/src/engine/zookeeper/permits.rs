@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join;
+use futures_util::future::{join, join3};
 use zookeeper_client::CreateMode;
 
 use super::fault::{Answer, Trouble};
@@ -365,7 +365,8 @@ impl Inner {
 /// Reads how many permits there are, and who has some.
 async fn look(session: &Session, dir: &str) -> Answer<Room> {
     let (leases, capacity) = (layout::leases(dir), format!("{dir}/capacity"));
-    let (capacity, leases) = join(session.data(&capacity), session.children(&leases)).await;
+    let reads = join3(session.data(&capacity), session.children(&leases), session.exists(dir));
+    let (capacity, leases, above) = reads.await;
     let capacity = match capacity {
         Ok((data, _)) => Some(super::cells::capacity(&data)?),
         Err(Trouble::NoNode) => None,
@@ -376,7 +377,11 @@ async fn look(session: &Session, dir: &str) -> Answer<Room> {
         Err(Trouble::NoNode) => Vec::new(),
         Err(trouble) => return Err(trouble),
     };
-    let closed = session.closed_for(dir, leases.iter().map(String::as_str)).await?;
+    let noted = above?.is_some_and(|stat| stat.data_length > 0);
+    let closed = match noted {
+        true => session.closed_for(dir, leases.iter().map(String::as_str)).await?,
+        false => Duration::ZERO,
+    };
     Ok(Room { capacity, leases, closed })
 }
 

@@ -193,8 +193,12 @@ async fn an_idle_keeper_locks_as_well_as_a_busy_one() {
     let server = server().await;
     let keeper = connect(&url(&[server.port()], REST)).await;
     tokio::time::sleep(Duration::from_millis(4500)).await;
-    let guard = locked(&keeper, &name("idle")).await;
+    let name = name("idle");
+    let guard = locked(&keeper, &name).await;
     let valid = guard.valid_for();
+    // At the first try: one that cannot be trusted is given back and repeated.
+    let claims = Nodes::of(&server).await.claims(&format!("/{name}")).await;
+    assert!(claims.len() == 1 && claims[0].ends_with("-lock-0000000000"), "{claims:?}");
     assert!(valid > Duration::from_millis(900), "held for {valid:?} only");
     assert!(valid < Duration::from_secs(2), "held for {valid:?} of a session of two seconds");
     assert_eq!(guard.state(), State::Held);

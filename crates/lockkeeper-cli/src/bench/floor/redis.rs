@@ -7,7 +7,8 @@ use std::time::Duration;
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{AsyncConnectionConfig, FromRedisValue, PushInfo, PushKind, RedisError, Script, cmd};
 use async_trait::async_trait;
-use lockkeeper::{LockName, Redis, RedisBare};
+use lockkeeper::bench::RedisBare;
+use lockkeeper::{LockName, Redis};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::{Counters, Floor, Ring, Side, Words};

@@ -231,7 +231,7 @@ impl Drop for TlsServer {
 }
 
 /// Makes a certificate for this host that signs itself.
-fn certificate(folder: &Path) {
+pub(crate) fn certificate(folder: &Path) {
     let made = Command::new("openssl")
         .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"])
         .args(["-nodes", "-days", "2", "-subj", "/CN=localhost"])

@@ -14,5 +14,7 @@ pub mod proxy;
 pub mod server;
 mod stage;
 pub mod start;
+pub mod witness;
+pub mod zookeeper;
 
 pub use stage::{Stage, eventually, poll_once, within};

@@ -27,6 +27,8 @@ pub mod local;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 /// How long a place in a queue lives when its keeper falls silent.
 pub const TICKET: Duration = Duration::from_secs(2);

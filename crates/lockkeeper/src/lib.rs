@@ -66,6 +66,8 @@ mod request;
 mod rwlock;
 mod semaphore;
 mod status;
+#[cfg(feature = "tls")]
+mod tls;
 mod token;
 mod url;
 
@@ -77,6 +79,8 @@ pub use engine::local::Local;
 pub use engine::memory::Memory;
 #[cfg(feature = "redis")]
 pub use engine::redis::{Confirm, Redis};
+#[cfg(feature = "zookeeper")]
+pub use engine::zookeeper::{ZooKeeper, ZooKeeperAcl};
 pub use engine::{Connect, Engine};
 pub use error::{Error, ErrorKind, Result};
 pub use fence::Fence;

@@ -24,8 +24,12 @@ pub(crate) fn parse(url: &str) -> Result<Arc<dyn Connect>> {
         (scheme, _) if scheme.starts_with("redis") => {
             Ok(Arc::new(crate::engine::redis::Redis::parse(url)?))
         }
+        #[cfg(feature = "zookeeper")]
+        ("zookeeper" | "zookeepers", _) => {
+            Ok(Arc::new(crate::engine::zookeeper::ZooKeeper::parse(url)?))
+        }
         _ => Err(invalid(format!(
-            "{:?} names no engine of this program; it knows local:, memory: and redis:",
+            "{:?} names no engine of this program; it knows local:, memory:, redis: and zookeeper:",
             redact(url)
         ))
         .during("connect")),
@@ -99,6 +103,8 @@ mod tests {
             "postgres://host/db?password=hunter2",
             "user:hunter2@host",
             "mysql://u:hunter2@host?x=hunter2",
+            "zookeeper://u:hunter2@host,other/locks",
+            "zookeeper://u:hun@ter2@host?auth=hunter2",
             "redis://host?hunter2",
         ] {
             let shown = redact(url);

@@ -11,3 +11,5 @@ lockkeeper_testkit::conformance! { local_engine: lockkeeper_testkit::start::loca
 lockkeeper_testkit::conformance! { redis_tls: lockkeeper_testkit::start::redis_tls }
 lockkeeper_testkit::conformance! { redis_sentinel: lockkeeper_testkit::start::redis_sentinel }
 lockkeeper_testkit::conformance! { redis_cluster: lockkeeper_testkit::start::redis_cluster }
+lockkeeper_testkit::conformance! { zookeeper: lockkeeper_testkit::start::zookeeper }
+lockkeeper_testkit::conformance! { zookeeper_ensemble: lockkeeper_testkit::start::zookeeper_ensemble }

@@ -108,6 +108,19 @@ pub(crate) enum Command {
     Info,
     /// Measure what locks cost here, beside the bare floor of the engine.
     Bench(BenchArgs),
+    /// Print the statements that make the tables of a database engine.
+    Schema {
+        /// The database; without it, what --engine says.
+        url: Option<String>,
+    },
+    /// Forget the names in a database that nobody has used for long.
+    Gc {
+        /// The database; without it, what --engine says.
+        url: Option<String>,
+        /// For how long; a day at least.
+        #[arg(long, value_name = "DUR", default_value = "30d", value_parser = duration)]
+        idle: Duration,
+    },
     /// Print completions for a shell.
     Completions {
         /// The shell.

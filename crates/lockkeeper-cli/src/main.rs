@@ -53,6 +53,10 @@ fn dispatch(cli: Cli, output: &Output) -> Outcome {
     match cli.command {
         Command::Completions { shell } => return commands::completions(shell),
         Command::Man => return commands::man(),
+        Command::Schema { url } => {
+            let url = url.as_ref().unwrap_or(&cli.common.engine);
+            return commands::schema(url, output);
+        }
         _ => {}
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -61,6 +65,9 @@ fn dispatch(cli: Cli, output: &Output) -> Outcome {
         match cli.command {
             Command::Run(args) => run::run(common, *args, output).await,
             Command::Bench(args) => bench::bench(common, args, output).await,
+            Command::Gc { url, idle } => {
+                commands::gc(url.as_ref().unwrap_or(&common.engine), idle, output).await
+            }
             other => commands::dispatch(common, other, output).await,
         }
     })

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::fleet::{RedisCluster, Sentinels, TlsServer};
 use crate::server::RedisServer;
+use crate::sql::{Flavour, SqlServer};
 use crate::stage::Stage;
 use crate::zookeeper::{Ensemble, ZooKeeper};
 
@@ -66,6 +67,38 @@ pub async fn zookeeper_ensemble() -> Stage {
     static SHARED: Mutex<Weak<Ensemble>> = Mutex::new(Weak::new());
     let ensemble = kept(shared(&SHARED, Ensemble::start));
     Stage::new(ensemble.url(), ensemble).await
+}
+
+/// A MariaDB server, with leases in rows.
+pub async fn mariadb() -> Stage {
+    sql(Flavour::MariaDb, "").await
+}
+
+/// A PostgreSQL server, with leases in rows.
+pub async fn postgres() -> Stage {
+    sql(Flavour::Postgres, "").await
+}
+
+/// A MariaDB server, with row locks of open transactions.
+pub async fn mariadb_session() -> Stage {
+    sql(Flavour::MariaDb, "?strategy=session&connections=100").await
+}
+
+/// A PostgreSQL server, with row locks of open transactions.
+pub async fn postgres_session() -> Stage {
+    sql(Flavour::Postgres, "?strategy=session&connections=100").await
+}
+
+/// A database of its own on a server that overlapping cases share.
+async fn sql(flavour: Flavour, parameters: &str) -> Stage {
+    static MARIADB: Mutex<Weak<SqlServer>> = Mutex::new(Weak::new());
+    static POSTGRES: Mutex<Weak<SqlServer>> = Mutex::new(Weak::new());
+    let server = match flavour {
+        Flavour::MariaDb => shared(&MARIADB, || SqlServer::start(flavour)),
+        Flavour::Postgres => shared(&POSTGRES, || SqlServer::start(flavour)),
+    };
+    let url = server.url(&server.database()) + parameters;
+    Stage::new(url, server).await
 }
 
 /// What takes seconds to start is started once for the cases that overlap;

@@ -22,11 +22,17 @@ pub use crate::status::{
 };
 use crate::token::{ClaimId, KeeperId, Token};
 
+#[cfg(any(feature = "redis", feature = "mysql", feature = "postgres"))]
+mod lines;
 #[cfg(all(unix, feature = "local"))]
 pub mod local;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub mod sql;
+#[cfg(any(all(unix, feature = "local"), feature = "mysql", feature = "postgres"))]
+mod words;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 

@@ -79,6 +79,8 @@ pub use engine::local::Local;
 pub use engine::memory::Memory;
 #[cfg(feature = "redis")]
 pub use engine::redis::{Confirm, Redis};
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub use engine::sql::{Sql, Strategy};
 #[cfg(feature = "zookeeper")]
 pub use engine::zookeeper::{ZooKeeper, ZooKeeperAcl};
 pub use engine::{Connect, Engine};

@@ -1,5 +1,8 @@
 //! Engine URLs: which engine, and how to print one without its secrets.
 
+#[cfg(any(feature = "redis", feature = "mysql", feature = "postgres"))]
+pub(crate) mod parts;
+
 use std::sync::Arc;
 
 use crate::engine::Connect;
@@ -28,8 +31,13 @@ pub(crate) fn parse(url: &str) -> Result<Arc<dyn Connect>> {
         ("zookeeper" | "zookeepers", _) => {
             Ok(Arc::new(crate::engine::zookeeper::ZooKeeper::parse(url)?))
         }
+        #[cfg(any(feature = "mysql", feature = "postgres"))]
+        (scheme, _) if crate::engine::sql::Sql::knows(scheme) => {
+            Ok(Arc::new(crate::engine::sql::Sql::parse(url)?))
+        }
         _ => Err(invalid(format!(
-            "{:?} names no engine of this program; it knows local:, memory:, redis: and zookeeper:",
+            "{:?} names no engine of this program; it knows local:, memory:, redis:, zookeeper:, \
+             mysql: and postgres: as far as they are built in",
             redact(url)
         ))
         .during("connect")),

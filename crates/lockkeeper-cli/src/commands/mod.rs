@@ -2,6 +2,7 @@
 
 mod breaking;
 mod check;
+mod database;
 mod info;
 mod latch;
 mod look;
@@ -13,6 +14,7 @@ use crate::args::{Command, Common};
 use crate::keeper;
 use crate::output::Output;
 
+pub(crate) use database::{gc, schema};
 pub(crate) use papers::{completions, man};
 
 /// Opens the engine, does what is asked, and says good-bye.
@@ -28,7 +30,12 @@ pub(crate) async fn dispatch(common: &Common, command: Command, output: &Output)
         Command::Latch { name, action } => latch::latch(&keeper, &name, action, output).await,
         Command::Info => info::info(&keeper, output),
         // Dispatched before an engine was opened.
-        Command::Run(_) | Command::Bench(_) | Command::Completions { .. } | Command::Man => Ok(0),
+        Command::Run(_)
+        | Command::Bench(_)
+        | Command::Schema { .. }
+        | Command::Gc { .. }
+        | Command::Completions { .. }
+        | Command::Man => Ok(0),
     };
     keeper::close(&keeper).await;
     outcome

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::kit::{lockkeeper, run};
 
-const COMMANDS: [&[&str]; 15] = [
+const COMMANDS: [&[&str]; 17] = [
     &[],
     &["run"],
     &["ls"],
@@ -19,6 +19,8 @@ const COMMANDS: [&[&str]; 15] = [
     &["latch", "x", "wait"],
     &["info"],
     &["bench"],
+    &["schema"],
+    &["gc"],
     &["completions"],
 ];
 

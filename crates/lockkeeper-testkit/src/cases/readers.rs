@@ -107,7 +107,9 @@ pub async fn stepping_down_lets_readers_in_and_no_writer(stage: &Stage) {
         read.verify().await.unwrap();
         drop((read, other));
     } else {
+        // Whichever of the two is next, the other follows.
         drop(read);
+        tokio::spawn(async move { drop(reader.await) });
     }
     let write = within(Duration::from_secs(12), "the writer", writer).await.unwrap().unwrap();
     assert!(write.token() > token);

@@ -13,3 +13,7 @@ lockkeeper_testkit::conformance! { redis_sentinel: lockkeeper_testkit::start::re
 lockkeeper_testkit::conformance! { redis_cluster: lockkeeper_testkit::start::redis_cluster }
 lockkeeper_testkit::conformance! { zookeeper: lockkeeper_testkit::start::zookeeper }
 lockkeeper_testkit::conformance! { zookeeper_ensemble: lockkeeper_testkit::start::zookeeper_ensemble }
+lockkeeper_testkit::conformance! { mariadb: lockkeeper_testkit::start::mariadb }
+lockkeeper_testkit::conformance! { postgres: lockkeeper_testkit::start::postgres }
+lockkeeper_testkit::conformance! { mariadb_session: lockkeeper_testkit::start::mariadb_session }
+lockkeeper_testkit::conformance! { postgres_session: lockkeeper_testkit::start::postgres_session }

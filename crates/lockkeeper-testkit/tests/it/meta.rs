@@ -43,8 +43,17 @@ fn every_engine_runs_every_case() {
     for file in std::fs::read_dir(engines).unwrap() {
         let path = file.unwrap().path();
         let engine = path.file_stem().unwrap().to_string_lossy().into_owned();
-        let run = format!("conformance! {{ {engine}");
-        assert!(main.contains(&run), "no line in main.rs starts with {run:?}");
+        let lines: &[&str] = match engine.as_str() {
+            // No engines, but what several share.
+            "lines" | "words" => &[],
+            // One engine for several servers.
+            "sql" => &["mariadb", "postgres"],
+            engine => &[engine],
+        };
+        for line in lines {
+            let run = format!("conformance! {{ {line}");
+            assert!(main.contains(&run), "no line in main.rs starts with {run:?}");
+        }
     }
 }
 

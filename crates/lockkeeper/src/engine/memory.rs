@@ -7,17 +7,16 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::Duration;
 
 use async_trait::async_trait;
 
 use super::{
-    Cell, CellOp, Claim, Connect, Cursor, Engine, EngineInfo, Event, Events, Found, Grant, Holder,
-    Intent, Keep, Kind, Page, Place, Release, Revoke, Seat, Standing, Status, TokenStrength,
+    Cell, CellOp, Claim, Connect, Cursor, Engine, EngineInfo, Event, Events, Found, Holder, Intent,
+    Keep, Kind, Page, Release, Revoke, Seat, Standing, Status, TokenStrength,
 };
 use crate::clock::{Clock, Moment};
 use crate::error::Result;
-use crate::model::{Answer, Effects, Record, Refusal, Time};
+use crate::model::{Effects, Record, Refusal, Time};
 use crate::name::LockName;
 use crate::options::LockOptions;
 use crate::token::{KeeperId, Token};
@@ -180,24 +179,6 @@ struct MemoryEngine {
     seat: Seat,
 }
 
-impl MemoryEngine {
-    fn standing(&self, claim: &Claim, sent: Moment, now: Time, answer: Answer) -> Standing {
-        match answer {
-            Answer::Held { token } => Standing::Held(Grant::leased(claim, sent, token, 0)),
-            Answer::Queued { ticket, ahead, look_at } => {
-                let mut place = Place::ticketed(claim, sent, ticket, ahead, 0);
-                if let Some(look_at) = look_at {
-                    let soon = look_at.since(now).max(Duration::from_millis(1));
-                    place.renew_at = place.renew_at.min(sent + soon);
-                }
-                Standing::Queued(place)
-            }
-            Answer::Busy => Standing::Busy,
-            Answer::Gone(cause) => Standing::Gone(cause),
-        }
-    }
-}
-
 #[async_trait]
 impl Engine for MemoryEngine {
     fn info(&self) -> EngineInfo {
@@ -221,7 +202,7 @@ impl Engine for MemoryEngine {
         let answer = names.step(&claim.name, now, |record, forgotten, effects| {
             record.acquire(claim, intent, floor.max(forgotten.next()), now, effects)
         })?;
-        Ok(self.standing(claim, sent, now, answer))
+        Ok(answer.standing(claim, sent, now, 0))
     }
 
     async fn renew(&self, batch: &[Keep]) -> Vec<Result<Standing>> {
@@ -232,7 +213,7 @@ impl Engine for MemoryEngine {
             let answer = names.step(&keep.claim.name, now, |record, _, effects| {
                 record.renew(&keep.claim, keep.belief, keep.floor, now, effects)
             });
-            Ok(self.standing(&keep.claim, sent, now, answer))
+            Ok(answer.standing(&keep.claim, sent, now, 0))
         };
         batch.iter().map(&mut renew).collect()
     }

@@ -20,7 +20,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::cause::Cause;
-use crate::engine::{About, Cell, CellOp, CountId, Event, Kind, Mode, Status};
+use crate::clock::Moment;
+use crate::engine::{
+    About, Cell, CellOp, Claim, CountId, Event, Grant, Kind, Mode, Place, Standing, Status,
+};
 use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::name::LockName;
 use crate::token::{ClaimId, Token};
@@ -214,6 +217,26 @@ pub enum Answer {
     Busy,
     /// It is finished.
     Gone(Cause),
+}
+
+impl Answer {
+    /// What it means on the keeper's clock, for a claim that was asked about
+    /// at `sent` and answered at `now`.
+    pub fn standing(self, claim: &Claim, sent: Moment, now: Time, shard: u32) -> Standing {
+        match self {
+            Answer::Held { token } => Standing::Held(Grant::leased(claim, sent, token, shard)),
+            Answer::Queued { ticket, ahead, look_at } => {
+                let mut place = Place::ticketed(claim, sent, ticket, ahead, shard);
+                if let Some(look_at) = look_at {
+                    let soon = look_at.since(now).max(Duration::from_millis(1));
+                    place.renew_at = place.renew_at.min(sent + soon);
+                }
+                Standing::Queued(place)
+            }
+            Answer::Busy => Standing::Busy,
+            Answer::Gone(cause) => Standing::Gone(cause),
+        }
+    }
 }
 
 /// Why a step was refused, with nothing changed.

@@ -20,13 +20,12 @@ mod wake;
 mod watch;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 
 use super::{
-    Cell, CellOp, Claim, Cursor, Engine, EngineInfo, Found, Grant, Holder, Intent, Keep, Kind,
-    Page, Place as QueuePlace, Release, Revoke, Seat, Standing, Status, TokenStrength,
+    Cell, CellOp, Claim, Cursor, Engine, EngineInfo, Found, Holder, Intent, Keep, Kind, Page,
+    Release, Revoke, Seat, Standing, Status, TokenStrength,
 };
 use crate::clock::Moment;
 use crate::error::Result;
@@ -68,23 +67,11 @@ impl LocalEngine {
 
     /// What an answer on the engine's clock means on the keeper's.
     fn standing(&self, claim: &Claim, sent: Moment, asked: Asked) -> Standing {
-        if !matches!(asked.answer, Answer::Queued { .. }) {
-            self.watch.done(claim.id);
-        }
         match asked.answer {
-            Answer::Held { token } => Standing::Held(Grant::leased(claim, sent, token, 0)),
-            Answer::Queued { ticket, ahead, look_at } => {
-                self.watch.wait(claim.id, asked.ahead);
-                let mut place = QueuePlace::ticketed(claim, sent, ticket, ahead, 0);
-                if let Some(look_at) = look_at {
-                    let soon = look_at.since(asked.now).max(Duration::from_millis(1));
-                    place.renew_at = place.renew_at.min(sent + soon);
-                }
-                Standing::Queued(place)
-            }
-            Answer::Busy => Standing::Busy,
-            Answer::Gone(cause) => Standing::Gone(cause),
+            Answer::Queued { .. } => self.watch.wait(claim.id, asked.ahead),
+            _ => self.watch.done(claim.id),
         }
+        asked.answer.standing(claim, sent, asked.now, 0)
     }
 }
 

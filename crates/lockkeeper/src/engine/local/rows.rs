@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Result, Row as SqlRow, params};
 
-use crate::cause::Cause;
-use crate::engine::{About, CountId, Kind, Mode};
+use crate::engine::words::{cause_from, kind_from, kind_word, mode_from, mode_words, reason_of};
+use crate::engine::{About, CountId, Mode};
 use crate::model::{Finished, Held, Latch, Record, Row, Ticket, Time, Watcher};
 use crate::name::LockName;
 use crate::token::{ClaimId, KeeperId, Token};
@@ -364,10 +364,6 @@ fn store_finished(
     let Some(finished) = finished else { return delete(db, "finished", name, id) };
     let sql = "INSERT OR REPLACE INTO finished (name, session, number, turn, until, cause, reason) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
-    let reason = match &finished.cause {
-        Cause::Broken { reason } => reason,
-        _ => "",
-    };
     db.prepare_cached(sql)?.execute(params![
         name.as_str(),
         id.keeper.to_string(),
@@ -375,7 +371,7 @@ fn store_finished(
         id.turn,
         finished.until.0 as i64,
         finished.cause.as_str(),
-        reason,
+        reason_of(&finished.cause),
     ])?;
     Ok(())
 }
@@ -428,22 +424,8 @@ fn claim(row: &SqlRow<'_>) -> Result<ClaimId> {
 
 /// Columns 3 to 5 of holders and tickets.
 fn mode(row: &SqlRow<'_>) -> Result<Mode> {
-    Ok(match text(row, 3)? {
-        "exclusive" => Mode::Exclusive,
-        "write" => Mode::Write,
-        "read" => Mode::Read,
-        "permits" => Mode::Permits { count: number(row, 4)? as u32, of: number(row, 5)? as u32 },
-        _ => return Err(damaged(3, "mode")),
-    })
-}
-
-fn mode_words(mode: Mode) -> (&'static str, u32, u32) {
-    match mode {
-        Mode::Exclusive => ("exclusive", 0, 0),
-        Mode::Write => ("write", 0, 0),
-        Mode::Read => ("read", 0, 0),
-        Mode::Permits { count, of } => ("permits", count, of),
-    }
+    let (count, of) = (number(row, 4)? as u32, number(row, 5)? as u32);
+    mode_from(text(row, 3)?, count, of).ok_or_else(|| damaged(3, "mode"))
 }
 
 /// Columns 9 to 12 of holders and tickets.
@@ -454,31 +436,6 @@ fn about(row: &SqlRow<'_>) -> Result<Arc<About>> {
         pid: number(row, 11)? as u32,
         note: row.get(12)?,
     }))
-}
-
-fn kind_word(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Mutex => "mutex",
-        Kind::ReadWrite => "read_write",
-        Kind::Semaphore => "semaphore",
-        Kind::Latch => "latch",
-        Kind::Fence => "fence",
-    }
-}
-
-fn kind_from(word: &str) -> Option<Kind> {
-    let kinds = [Kind::Mutex, Kind::ReadWrite, Kind::Semaphore, Kind::Latch, Kind::Fence];
-    kinds.into_iter().find(|&kind| kind_word(kind) == word)
-}
-
-fn cause_from(word: &str, reason: &str) -> Cause {
-    match word {
-        "broken" => Cause::Broken { reason: reason.into() },
-        "taken_over" => Cause::TakenOver,
-        "held_too_long" => Cause::HeldTooLong,
-        "engine_gone" => Cause::EngineGone,
-        _ => Cause::Expired,
-    }
 }
 
 fn damaged(column: usize, what: &str) -> rusqlite::Error {

@@ -9,7 +9,8 @@ use async_trait::async_trait;
 
 use super::RedisEngine;
 use crate::engine::{Connect, Engine, Seat};
-use crate::error::{Error, Result, invalid};
+use crate::error::Result;
+use crate::url::parts::{bad, decode, encode, filled, host_and_port, span};
 
 /// The port of a URL that names none.
 const PORT: u16 = 6379;
@@ -384,14 +385,6 @@ impl fmt::Debug for Redis {
     }
 }
 
-fn bad(message: impl Into<String>) -> Error {
-    invalid(message).during("connect")
-}
-
-fn filled(text: String) -> Option<String> {
-    (!text.is_empty()).then_some(text)
-}
-
 fn places(hosts: impl IntoIterator<Item = (String, u16)>) -> Result<Vec<Place>> {
     let places: Vec<Place> =
         hosts.into_iter().map(|(host, port)| Place::Tcp { host, port }).collect();
@@ -404,75 +397,8 @@ fn places(hosts: impl IntoIterator<Item = (String, u16)>) -> Result<Vec<Place>> 
 
 /// Reads `host`, `host:port`, `[address]` or `[address]:port`.
 pub(super) fn tcp(place: &str, default: u16) -> Result<Place> {
-    let port = |text: &str| text.parse().map_err(|_| bad("a port is a number up to 65535"));
-    let (host, port) = if let Some(rest) = place.strip_prefix('[') {
-        let (host, rest) = rest.split_once(']').ok_or_else(|| bad("an address lacks its ]"))?;
-        match rest.strip_prefix(':') {
-            Some(text) => (host.to_owned(), port(text)?),
-            None if rest.is_empty() => (host.to_owned(), default),
-            None => return Err(bad("there is something between an address and its port")),
-        }
-    } else {
-        match place.split_once(':') {
-            Some((host, text)) => (decode(host)?, port(text)?),
-            None => (decode(place)?, default),
-        }
-    };
-    if host.is_empty() {
-        return Err(bad("a redis URL needs a host"));
-    }
+    let (host, port) = host_and_port(place, default)?;
     Ok(Place::Tcp { host, port })
-}
-
-/// Reads `250ms`, `2s` or `1m`.
-fn span(key: &str, text: &str) -> Result<Duration> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let factor = match unit {
-        "ms" => Some(1),
-        "s" => Some(1000),
-        "m" => Some(60_000),
-        _ => None,
-    };
-    let millis = number.parse::<u64>().ok().zip(factor).map(|(n, f)| n.saturating_mul(f));
-    match millis {
-        Some(millis @ 1..=60_000) => Ok(Duration::from_millis(millis)),
-        _ => Err(bad(format!("{key} is a time from 1ms to 1m, such as 300ms or 2s"))),
-    }
-}
-
-/// Writes text with nothing but printable bytes and no space; `%XX` for the others.
-pub(super) fn encode(text: &str) -> String {
-    use fmt::Write;
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_graphic() && !b"%?&{}".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            // Writing to a string cannot fail.
-            let _ = write!(out, "%{byte:02X}");
-        }
-    }
-    out
-}
-
-/// Reads what [`encode`] wrote, and what people write in URLs.
-pub(super) fn decode(text: &str) -> Result<String> {
-    let broken = || bad("a %XX in a redis URL is broken");
-    let mut out = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        rest = after;
-        if byte != b'%' {
-            out.push(byte);
-            continue;
-        }
-        let (pair, after) = rest.split_at_checked(2).ok_or_else(broken)?;
-        let pair = std::str::from_utf8(pair).map_err(|_| broken())?;
-        out.push(u8::from_str_radix(pair, 16).map_err(|_| broken())?);
-        rest = after;
-    }
-    String::from_utf8(out).map_err(|_| broken())
 }
 
 #[cfg(test)]
@@ -560,14 +486,5 @@ mod tests {
     fn secrets_are_not_shown() {
         let redis = Redis::parse("redis://u:hunter2@h?password=hunter2").unwrap();
         assert!(!format!("{redis:?} {}", redis.label()).contains("hunter2"));
-    }
-
-    #[test]
-    fn encoding_is_reversible() {
-        for text in ["", "plain", "with space", "é%{}\n\0?&", "100%"] {
-            let encoded = encode(text);
-            assert!(encoded.bytes().all(|b| b.is_ascii_graphic()), "{encoded}");
-            assert_eq!(decode(&encoded).unwrap(), text);
-        }
     }
 }

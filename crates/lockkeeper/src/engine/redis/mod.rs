@@ -47,7 +47,7 @@ use crate::model::{Answer, Refusal, Time};
 use crate::name::LockName;
 use crate::options::LockOptions;
 use crate::token::{ClaimId, KeeperId, Token};
-use config::encode;
+use crate::url::parts::encode;
 use reply::Reply;
 use route::{Route, Weight};
 use scripts::{SCRIPTS, Script};

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use redis::{FromRedisValue, Value};
 
-use super::config::decode;
 use crate::cause::Cause;
 use crate::engine::{About, Cell, CountId, Found, Kind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Answer, Refusal, Time};
 use crate::token::Token;
+use crate::url::parts::decode;
 
 /// An answer, word by word.
 pub(super) struct Reply(Vec<Value>);

@@ -1,0 +1,222 @@
+//! The lease strategy: the model on rows, one short transaction per operation.
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use tokio::sync::oneshot;
+
+use super::config::Sql;
+use super::desk::Workers;
+use super::fault::Stage;
+use super::hear::{Ears, is_polled};
+use super::look::{At, Look};
+use super::step::{Done, Outcome, Step};
+use super::{schema, wire};
+use crate::clock::Moment;
+use crate::engine::{
+    Cell, CellOp, Claim, Connect, Cursor, Engine, EngineInfo, Found, Holder, Intent, Keep, Kind,
+    Page, Release, Revoke, Seat, Standing, Status, TokenStrength,
+};
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::LockName;
+use crate::options::LockOptions;
+use crate::token::Token;
+
+const CAVEAT: &str = "a failover to a replica that had not received them may forget the latest \
+                      grants and tokens, and a step of the database's clock ends leases early or \
+                      late";
+
+/// An engine on lease rows.
+#[derive(Debug)]
+pub(super) struct LeaseEngine {
+    info: EngineInfo,
+    seat: Seat,
+    workers: Workers,
+    ears: Ears,
+}
+
+impl LeaseEngine {
+    pub(super) async fn open(sql: Sql, seat: Seat) -> Result<LeaseEngine> {
+        let mut connection =
+            wire::connect(&sql, None).await.map_err(|fault| fault.at(Stage::Open))?;
+        schema::ensure(&sql, &mut *connection).await?;
+        let info = EngineInfo {
+            engine: sql.dialect.scheme().into(),
+            label: sql.label(),
+            ordered: true,
+            polled: is_polled(&sql),
+            tokens: TokenStrength::Durable,
+            caveat: CAVEAT.into(),
+            kinds: vec![Kind::Mutex, Kind::ReadWrite, Kind::Semaphore, Kind::Latch, Kind::Fence],
+            min_lease: LockOptions::MIN_LEASE,
+            lingers: true,
+        };
+        let ears = Ears::new(sql.clone(), seat.clone());
+        let workers = Workers::new(sql, seat.clone(), connection);
+        Ok(LeaseEngine { info, seat, workers, ears })
+    }
+
+    async fn ask_for(&self, claim: &Claim, intent: Intent, floor: Token) -> Result<Standing> {
+        let sent = self.seat.clock.now();
+        let wanted = claim.clone();
+        let (step, done) = Step::new(&claim.name, Some(claim.id), move |record, now, effects| {
+            match record.acquire(&wanted, intent, floor, now, effects) {
+                Ok(answer) => Outcome::Answer(answer),
+                Err(refusal) => Outcome::Refused(refusal),
+            }
+        });
+        let done = self.ask((step.queueing(claim.max_waiters), done)).await?;
+        self.standing(claim, sent, done)
+    }
+
+    async fn ask(&self, (step, done): (Step, Pending)) -> Result<Done> {
+        self.workers.ask(step);
+        ended(done).await
+    }
+
+    /// What an answer on the database's clock means on the keeper's.
+    fn standing(&self, claim: &Claim, sent: Moment, done: Done) -> Result<Standing> {
+        let answer = match done.outcome {
+            Outcome::Answer(answer) => answer,
+            Outcome::Refused(refusal) => return Err(refusal.into()),
+            other => return Err(unexpected(&other)),
+        };
+        let standing = answer.standing(claim, sent, done.now, 0);
+        match &standing {
+            Standing::Queued(_) => self.ears.wait(claim.id),
+            Standing::Held(_) => self.ears.hold(claim.id, claim.lease),
+            _ => self.ears.done(claim.id),
+        }
+        Ok(standing)
+    }
+
+    async fn look(&self, at: At) -> Result<Page> {
+        let (reply, answer) = oneshot::channel();
+        self.workers.look(Look { at, reply });
+        answer.await.unwrap_or_else(|_| Err(broken_off()))
+    }
+}
+
+type Pending = oneshot::Receiver<Result<Done>>;
+
+#[async_trait]
+impl Engine for LeaseEngine {
+    fn info(&self) -> EngineInfo {
+        self.info.clone()
+    }
+
+    async fn acquire(&self, claim: &Claim, intent: Intent, floor: Token) -> Result<Standing> {
+        if intent == Intent::Watch {
+            self.ears.watch();
+        }
+        let standing = self.ask_for(claim, intent, floor).await?;
+        if !matches!(standing, Standing::Queued(_)) || self.ears.is_ready() {
+            return Ok(standing);
+        }
+        // What was told before we listened is not heard: ask again.
+        self.ears.ready().await;
+        self.ask_for(claim, intent, floor).await
+    }
+
+    async fn renew(&self, batch: &[Keep]) -> Vec<Result<Standing>> {
+        let sent = self.seat.clock.now();
+        let (mut steps, mut answers) = (Vec::new(), Vec::new());
+        for keep in batch {
+            let keep = keep.clone();
+            let (name, id) = (keep.claim.name.clone(), keep.claim.id);
+            let (step, done) = Step::new(&name, Some(id), move |record, now, effects| {
+                let Keep { claim, belief, floor } = &keep;
+                Outcome::Answer(record.renew(claim, *belief, *floor, now, effects))
+            });
+            steps.push(step);
+            answers.push(ended(done));
+        }
+        match steps.len() {
+            1 => steps.into_iter().for_each(|step| self.workers.ask(step)),
+            _ => self.workers.ask_together(steps),
+        }
+        let answers = join_all(answers).await;
+        let standing =
+            |(keep, done): (&Keep, Result<Done>)| self.standing(&keep.claim, sent, done?);
+        batch.iter().zip(answers).map(standing).collect()
+    }
+
+    async fn release(&self, claim: &Claim, how: Release) -> Result<Found> {
+        self.ears.done(claim.id);
+        let id = claim.id;
+        let step = Step::new(&claim.name, Some(id), move |record, now, effects| {
+            Outcome::Found(record.release(id, how, now, effects))
+        });
+        found(self.ask(step).await?)
+    }
+
+    async fn revoke(
+        &self,
+        name: &LockName,
+        victim: &Holder,
+        how: Revoke,
+        reason: &str,
+    ) -> Result<Found> {
+        let (claim, token, reason) = (victim.claim, victim.token, reason.to_owned());
+        let step = Step::new(name, None, move |record, now, effects| {
+            Outcome::Found(record.revoke(claim, token, how, &reason, now, effects))
+        });
+        found(self.ask(step).await?)
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Status> {
+        let page = self.look(At::Name(name.clone())).await?;
+        Ok(page.entries.into_iter().next().unwrap_or_else(|| Status::unused(name.clone())))
+    }
+
+    async fn list(&self, prefix: &str, from: Option<Cursor>, limit: usize) -> Result<Page> {
+        self.look(At::List { prefix: prefix.to_owned(), from, limit }).await
+    }
+
+    async fn cell(&self, name: &LockName, op: CellOp) -> Result<Cell> {
+        let listens = matches!(op, CellOp::Look { watch: true, .. });
+        let counts = match &op {
+            CellOp::CountDown { by } => Some(by.clone()),
+            _ => None,
+        };
+        let (step, done) = Step::new(name, None, move |record, now, effects| {
+            match record.cell(&op, now, effects) {
+                Ok(cell) => Outcome::Cell(cell),
+                Err(refusal) => Outcome::Refused(refusal),
+            }
+        });
+        if listens {
+            self.ears.watch();
+        }
+        match self.ask((step.on_cell(counts, listens), done)).await?.outcome {
+            Outcome::Cell(cell) => Ok(cell),
+            Outcome::Refused(refusal) => Err(refusal.into()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn close(&self, by: Moment) -> Result<()> {
+        self.ears.close();
+        self.workers.close(by).await;
+        Ok(())
+    }
+}
+
+async fn ended(done: Pending) -> Result<Done> {
+    done.await.unwrap_or_else(|_| Err(broken_off()))
+}
+
+fn found(done: Done) -> Result<Found> {
+    match done.outcome {
+        Outcome::Found(found) => Ok(found),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// A worker panicked, or ended with the keeper: what it did is not known.
+fn broken_off() -> Error {
+    Error::new(ErrorKind::Unknown, "the request broke off")
+}
+
+fn unexpected(outcome: &Outcome) -> Error {
+    Error::new(ErrorKind::Unexpected, format!("a step came to {outcome:?}"))
+}

@@ -1,0 +1,112 @@
+//! The parts that engine URLs have in common.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use crate::error::{Error, Result, invalid};
+
+/// The error of a URL that makes no sense. Never repeats a part of it, which
+/// may be a secret that lost its place.
+pub(crate) fn bad(message: impl Into<String>) -> Error {
+    invalid(message).during("connect")
+}
+
+/// Reads `host`, `host:port`, `[address]` or `[address]:port`.
+pub(crate) fn host_and_port(place: &str, default: u16) -> Result<(String, u16)> {
+    let port = |text: &str| text.parse().map_err(|_| bad("a port is a number up to 65535"));
+    let (host, port) = if let Some(rest) = place.strip_prefix('[') {
+        let (host, rest) = rest.split_once(']').ok_or_else(|| bad("an address lacks its ]"))?;
+        match rest.strip_prefix(':') {
+            Some(text) => (host.to_owned(), port(text)?),
+            None if rest.is_empty() => (host.to_owned(), default),
+            None => return Err(bad("there is something between an address and its port")),
+        }
+    } else {
+        match place.split_once(':') {
+            Some((host, text)) => (decode(host)?, port(text)?),
+            None => (decode(place)?, default),
+        }
+    };
+    if host.is_empty() { Err(bad("the URL needs a host")) } else { Ok((host, port)) }
+}
+
+/// Reads `250ms`, `2s` or `1m`: a limit for a connection or an answer.
+pub(crate) fn span(key: &str, text: &str) -> Result<Duration> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let factor = match unit {
+        "ms" => Some(1),
+        "s" => Some(1000),
+        "m" => Some(60_000),
+        _ => None,
+    };
+    let millis = number.parse::<u64>().ok().zip(factor).map(|(n, f)| n.saturating_mul(f));
+    match millis {
+        Some(millis @ 1..=60_000) => Ok(Duration::from_millis(millis)),
+        _ => Err(bad(format!("{key} is a time from 1ms to 1m, such as 300ms or 2s"))),
+    }
+}
+
+/// Writes text with nothing but printable bytes and no space; `%XX` for the others.
+pub(crate) fn encode(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_graphic() && !b"%?&{}".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
+/// Reads what [`encode`] wrote, and what people write in URLs.
+pub(crate) fn decode(text: &str) -> Result<String> {
+    let broken = || bad("a %XX in the URL is broken");
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        if byte != b'%' {
+            out.push(byte);
+            continue;
+        }
+        let (pair, after) = rest.split_at_checked(2).ok_or_else(broken)?;
+        let pair = std::str::from_utf8(pair).map_err(|_| broken())?;
+        out.push(u8::from_str_radix(pair, 16).map_err(|_| broken())?);
+        rest = after;
+    }
+    String::from_utf8(out).map_err(|_| broken())
+}
+
+/// Text, unless it is empty.
+pub(crate) fn filled(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encoding_is_reversible() {
+        for text in ["", "plain", "with space", "é%{}\n\0?&", "100%"] {
+            let encoded = encode(text);
+            assert!(encoded.bytes().all(|b| b.is_ascii_graphic()), "{encoded}");
+            assert_eq!(decode(&encoded).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn a_place_has_a_host_and_perhaps_a_port() {
+        let read = |text| host_and_port(text, 7).unwrap();
+        assert_eq!(read("h"), ("h".to_owned(), 7));
+        assert_eq!(read("h:9"), ("h".to_owned(), 9));
+        assert_eq!(read("[::1]"), ("::1".to_owned(), 7));
+        assert_eq!(read("[::1]:9"), ("::1".to_owned(), 9));
+        for text in ["", ":1", "h:x", "h:99999", "[::1", "[::1]x"] {
+            assert!(host_and_port(text, 7).is_err(), "{text:?}");
+        }
+    }
+}

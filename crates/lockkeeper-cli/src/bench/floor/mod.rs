@@ -14,6 +14,11 @@ use lockkeeper::engine::EngineInfo;
 use super::meter::Meter;
 use crate::exit::Failure;
 
+/// The failure of something bare.
+fn broken(why: impl std::fmt::Display) -> Failure {
+    Failure::new(crate::exit::FAILED, "bench", format!("bench: the bare floor broke off: {why}"))
+}
+
 /// What is measured beside an engine, and what its server counts.
 #[async_trait]
 pub(super) trait Floor: Send + Sync {
@@ -26,6 +31,12 @@ pub(super) trait Floor: Send + Sync {
 
     /// Whether waiters must live in this process: the engine ends with it.
     fn is_private(&self) -> bool {
+        false
+    }
+
+    /// Whether asking for a claim, keeping its place and giving it back take
+    /// one command each, so that a hand-over can be told from queueing.
+    fn counts_claims(&self) -> bool {
         false
     }
 

@@ -106,4 +106,6 @@ pub mod bench {
     pub use crate::driver::link::Tally;
     #[cfg(feature = "redis")]
     pub use crate::engine::redis::Bare as RedisBare;
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub use crate::engine::sql::Bare as SqlBare;
 }

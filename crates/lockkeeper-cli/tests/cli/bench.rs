@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use lockkeeper_testkit::fleet::{RedisCluster, TlsServer};
 use lockkeeper_testkit::server::RedisServer;
+use lockkeeper_testkit::sql::{Flavour, SqlServer};
+use lockkeeper_testkit::zookeeper::ZooKeeper;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -188,6 +190,46 @@ fn bench_knows_encryption_logins_and_clusters() {
     }
     for server in &cluster.nodes {
         assert_eq!(server.cli(&["DBSIZE"]), "0", "{}", server.cli(&["KEYS", "*"]));
+    }
+}
+
+#[test]
+fn bench_knows_the_floor_of_zookeeper() {
+    let server = ZooKeeper::start();
+    let words = "--json bench --seconds 0.3 --rounds 2 --tasks 8 --waiters 2";
+    let words: Vec<&str> = words.split(' ').collect();
+    let report = data(&run(on(&server.url(), &words)));
+    assert!(report["server"].as_str().unwrap().starts_with("ZooKeeper 3."), "{report}");
+    for scenario in report["scenarios"].as_array().unwrap() {
+        is_whole(scenario);
+        let commands = |side: &str| scenario[side]["commands_per_operation"].as_f64().unwrap();
+        // Packets: heartbeats are among them.
+        assert!((2.0..9.0).contains(&commands("lockkeeper")), "{scenario}");
+        assert!((2.0..2.2).contains(&commands("floor")), "{scenario}");
+        assert!(scenario["ratio"]["server_cpu"].is_null(), "nobody counts it: {scenario}");
+    }
+}
+
+#[test]
+fn bench_knows_the_floors_of_databases() {
+    let words = "--json bench --seconds 0.3 --rounds 2 --tasks 8 --waiters 2";
+    let words: Vec<&str> = words.split(' ').collect();
+    for flavour in [Flavour::MariaDb, Flavour::Postgres] {
+        let server = SqlServer::start(flavour);
+        let url = server.url(&server.database());
+        for strategy in ["", "?strategy=session&prefix=session_"] {
+            let report = data(&run(on(&format!("{url}{strategy}"), &words)));
+            let known = ["MariaDB", "PostgreSQL"];
+            let name = report["server"].as_str().unwrap();
+            assert!(known.iter().any(|known| name.contains(known)), "{report}");
+            for scenario in report["scenarios"].as_array().unwrap() {
+                assert!(scenario["lockkeeper"]["operations"].as_u64() > Some(0), "{scenario}");
+                let has_floor = scenario["waiters"].is_null() || flavour == Flavour::Postgres;
+                assert_eq!(scenario["floor"].is_object(), has_floor, "{scenario}");
+                let counted = scenario["lockkeeper"]["commands_per_operation"].is_f64();
+                assert_eq!(counted, flavour == Flavour::MariaDb, "{scenario}");
+            }
+        }
     }
 }
 

@@ -4,6 +4,8 @@
 mod local;
 mod memory;
 mod redis;
+mod sql;
+mod zookeeper;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -111,6 +113,8 @@ pub(super) async fn open(
         "memory" => Ok(Arc::new(memory::MemoryFloor::new(url))),
         "local" => Ok(Arc::new(local::LocalFloor::open(info, url, prepared)?)),
         "redis" => Ok(Arc::new(redis::RedisFloor::open(url).await?)),
+        "zookeeper" => Ok(Arc::new(zookeeper::ZooKeeperFloor::open(url).await?)),
+        "mysql" | "postgres" => Ok(Arc::new(sql::SqlFloor::open(url, prepared).await?)),
         engine => {
             let text = format!("bench: nothing is known to measure beside {engine}");
             Err(Failure::new(crate::exit::CONFIG, "unsupported", text))

@@ -75,14 +75,12 @@ mod url;
 
 pub use cause::Cause;
 pub use clock::{Clock, Moment};
-#[doc(hidden)]
-pub use driver::link::Tally;
 pub use driver::link::Waiting;
 #[cfg(all(unix, feature = "local"))]
 pub use engine::local::Local;
 pub use engine::memory::Memory;
 #[cfg(feature = "redis")]
-pub use engine::redis::{Bare as RedisBare, Confirm, Redis};
+pub use engine::redis::{Confirm, Redis};
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub use engine::sql::{Sql, Strategy};
 #[cfg(feature = "zookeeper")]
@@ -105,3 +103,13 @@ pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 pub use token::{ClaimId, KeeperId, Token};
 pub use url::redact;
+
+/// What the program measures with: bare connections, and what a keeper asked for.
+#[doc(hidden)]
+pub mod bench {
+    pub use crate::driver::link::Tally;
+    #[cfg(feature = "redis")]
+    pub use crate::engine::redis::Bare as RedisBare;
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub use crate::engine::sql::Bare as SqlBare;
+}

@@ -30,7 +30,7 @@ impl HandOver {
         name: &str,
     ) -> Result<Self, Failure> {
         let seats = waiters as usize + 1;
-        let (url, ring) = (floor.url().to_owned(), format!("{name}/ring"));
+        let (url, ring) = (floor.url().to_owned(), ring_of(name));
         let order = |seat| Order::Open {
             url: url.clone(),
             name: name.to_owned(),
@@ -69,11 +69,16 @@ impl HandOver {
         let counted = before.zip(after).map(|(before, after)| after.since(before));
         let window = Window { start, until };
         let (spans, cost) = match side {
-            Side::Lockkeeper => locked(answers, window, counted)?,
+            Side::Lockkeeper => locked(answers, window, counted, self.floor.counts_claims())?,
             Side::Floor => passed(answers, window, counted)?,
         };
         Ok(Some(Sample { spans, took: span, cost }))
     }
+}
+
+/// The ring of those who wait for a name.
+pub(super) fn ring_of(name: &str) -> String {
+    format!("{name}/ring")
 }
 
 /// What is measured: hand-overs that begin and end between these instants.
@@ -95,6 +100,7 @@ fn locked(
     answers: Vec<Answer>,
     window: Window,
     counters: Counters,
+    counts_claims: bool,
 ) -> Result<(Vec<u64>, Option<Cost>), Failure> {
     let (mut grants, mut all) = (Vec::new(), Counted::default());
     for answer in answers {
@@ -108,15 +114,18 @@ fn locked(
     }
     let spans = hand_overs(&mut grants, window)?;
     let cost = counters.map(|(commands, cpu)| {
+        let all_of_it = Cost { operations: all.handed_over, commands, cpu, ..Cost::default() };
+        if !counts_claims {
+            return all_of_it;
+        }
         // Getting in line and staying there is counted apart; so is a release
         // that found nobody in line.
         let idle = all.releases.saturating_sub(all.handed_over);
         Cost {
-            operations: all.handed_over,
             commands: commands.saturating_sub(all.acquires + all.beats + idle),
             queueing: all.acquires,
             beats: all.beats,
-            cpu,
+            ..all_of_it
         }
     });
     Ok((spans, cost.filter(|cost| cost.operations > 0)))
@@ -129,7 +138,7 @@ fn hand_overs(grants: &mut [Grant], window: Window) -> Result<Vec<u64>, Failure>
     for pair in grants.windows(2) {
         let (before, after) = (pair[0], pair[1]);
         // A benchmark of a lock that does not lock is worth nothing.
-        if after.token == before.token || after.got < before.got {
+        if after.token == before.token || after.got < before.released {
             let text = "bench: the lock was handed out twice: please report this";
             return Err(Failure::new(exit::FAILED, "unexpected", text));
         }
@@ -195,8 +204,10 @@ mod tests {
         let answers = vec![Answer::Locked { grants: vec![], tally }];
         // 5 acquires, 5 releases, 4 confirmations, 2 beats.
         let window = Window { start: 0, until: 1 };
-        let (_, cost) = locked(answers, window, Some((16, None))).unwrap();
+        let (_, cost) = locked(answers.clone(), window, Some((16, None)), true).unwrap();
         let cost = cost.unwrap();
         assert_eq!((cost.operations, cost.commands, cost.beats), (4, 8, 2));
+        let (_, cost) = locked(answers, window, Some((16, None)), false).unwrap();
+        assert_eq!(cost.unwrap().commands, 16, "where a claim is no command, all is counted");
     }
 }

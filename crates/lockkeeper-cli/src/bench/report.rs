@@ -127,7 +127,8 @@ impl Report {
             let _ = write!(out, "; handover: {hand_over}");
         }
         for row in &self.rows {
-            if let (Line::HandOver { .. }, Some(cost)) = (row.line, row.lockkeeper.cost) {
+            let cost = row.lockkeeper.cost.filter(|cost| cost.queueing > 0);
+            if let (Line::HandOver { .. }, Some(cost)) = (row.line, cost) {
                 let _ = write!(
                     out,
                     "\n{}: besides, {} commands to get in line and {} beats per hand-over",

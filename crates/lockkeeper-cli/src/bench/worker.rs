@@ -8,7 +8,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use lockkeeper::{Keeper, Tally};
+use lockkeeper::Keeper;
+use lockkeeper::bench::Tally;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};

@@ -285,3 +285,26 @@ fn bench_says_how_far_it_is_and_takes_it_back() {
     shell.until_prompt();
     assert!(shell.line("echo code $?").contains("code 130"));
 }
+
+#[test]
+fn the_command_heeds_what_we_ignore() {
+    let place = Place::new();
+    let mut shell = Shell::open(&place);
+    let said = shell.line("$LK run x grep SigIgn /proc/self/status");
+    let mask = said.split("SigIgn:").nth(1).unwrap().split_whitespace().next().unwrap();
+    let mask = u64::from_str_radix(mask, 16).unwrap();
+    assert_eq!(mask & (1 << (libc::SIGTTOU - 1)), 0, "{said}");
+}
+
+#[test]
+fn ctrl_c_reaches_the_rest_of_our_pipe() {
+    let place = Place::new();
+    let mut shell = Shell::open(&place);
+    let reader = "sh -c 'trap \"echo heard > heard; exit\" INT; echo ready > reader; while :; do sleep 0.05; done'";
+    shell.press(&format!("$LK run x sh -c 'echo $$ > child.pid; exec sleep 60' | {reader}\n"));
+    place.pid("child.pid");
+    place.line("reader");
+    shell.press("\x03");
+    assert_eq!(place.line("heard"), "heard");
+    shell.until_prompt();
+}

@@ -4,6 +4,8 @@
 mod local;
 mod memory;
 mod redis;
+mod sql;
+mod zookeeper;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +15,11 @@ use lockkeeper::engine::EngineInfo;
 
 use super::meter::Meter;
 use crate::exit::Failure;
+
+/// The failure of something bare.
+fn broken(why: impl std::fmt::Display) -> Failure {
+    Failure::new(crate::exit::FAILED, "bench", format!("bench: the bare floor broke off: {why}"))
+}
 
 /// What is measured beside an engine, and what its server counts.
 #[async_trait]
@@ -26,6 +33,12 @@ pub(super) trait Floor: Send + Sync {
 
     /// Whether waiters must live in this process: the engine ends with it.
     fn is_private(&self) -> bool {
+        false
+    }
+
+    /// Whether asking for a claim, keeping its place and giving it back take
+    /// one command each, so that a hand-over can be told from queueing.
+    fn counts_claims(&self) -> bool {
         false
     }
 
@@ -100,6 +113,8 @@ pub(super) async fn open(
         "memory" => Ok(Arc::new(memory::MemoryFloor::new(url))),
         "local" => Ok(Arc::new(local::LocalFloor::open(info, url, prepared)?)),
         "redis" => Ok(Arc::new(redis::RedisFloor::open(url).await?)),
+        "zookeeper" => Ok(Arc::new(zookeeper::ZooKeeperFloor::open(url).await?)),
+        "mysql" | "postgres" => Ok(Arc::new(sql::SqlFloor::open(url, prepared).await?)),
         engine => {
             let text = format!("bench: nothing is known to measure beside {engine}");
             Err(Failure::new(crate::exit::CONFIG, "unsupported", text))

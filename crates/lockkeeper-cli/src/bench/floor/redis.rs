@@ -7,12 +7,13 @@ use std::time::Duration;
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{AsyncConnectionConfig, FromRedisValue, PushInfo, PushKind, RedisError, Script, cmd};
 use async_trait::async_trait;
-use lockkeeper::{LockName, Redis, RedisBare};
+use lockkeeper::bench::RedisBare;
+use lockkeeper::{LockName, Redis};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use super::{Counters, Floor, Ring, Side, Words};
+use super::{Counters, Floor, Ring, Side, Words, broken};
 use crate::bench::meter::Meter;
-use crate::exit::{self, Failure};
+use crate::exit::Failure;
 
 const LEASE_MS: u64 = 30_000;
 
@@ -102,6 +103,10 @@ impl Floor for RedisFloor {
             pair: "SET NX PX, then a script that compares and deletes",
             hand_over: Some("PUBLISH, received by the next process"),
         }
+    }
+
+    fn counts_claims(&self) -> bool {
+        true
     }
 
     async fn server(&self) -> Result<Option<String>, Failure> {
@@ -223,8 +228,4 @@ fn config() -> AsyncConnectionConfig {
 
 fn told(error: RedisError) -> Failure {
     broken(error.to_string())
-}
-
-fn broken(why: impl Into<String>) -> Failure {
-    Failure::new(exit::FAILED, "bench", format!("bench: the bare floor broke off: {}", why.into()))
 }

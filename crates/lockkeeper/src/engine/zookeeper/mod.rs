@@ -10,6 +10,7 @@
 //! - `look`: who holds and waits; `cells`: latch, fence, capacity;
 //! - `fault`: what errors mean.
 
+mod bare;
 mod cells;
 mod config;
 mod connect;

@@ -70,9 +70,7 @@ pub struct ZooKeeper {
     pub(super) connect: Duration,
     pub(super) command: Duration,
     pub(super) tls: bool,
-    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "only encryption reads it"))]
     pub(super) ca: Option<PathBuf>,
-    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "only encryption reads it"))]
     pub(super) identity: (Option<PathBuf>, Option<PathBuf>),
 }
 

@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn a_claim_has_a_uuid_of_its_own_that_curator_can_read() {
         let mut seen = HashSet::new();
-        for keeper in [0, 1, u128::MAX, 0x1234 << 90] {
+        for keeper in [0, 1 << 70, u128::MAX, 0x1234 << 84] {
             for number in [0, 1, 2, 1 << 40] {
                 for turn in [0, 1, 65_535, 65_536, 1 << 20] {
                     let keeper = KeeperId::from_number(keeper);

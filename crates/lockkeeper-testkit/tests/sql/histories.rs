@@ -107,7 +107,7 @@ async fn cut(flavour: Flavour, strategy: Strategy) {
             // Workers that cannot even connect would tell us nothing.
             tokio::time::sleep(Duration::from_millis(1500)).await;
             while !over.load(Ordering::Relaxed) {
-                tokio::time::sleep(Duration::from_millis(random.u64(200..1500))).await;
+                tokio::time::sleep(Duration::from_millis(random.u64(600..2500))).await;
                 proxy.cut();
                 cuts += 1;
             }

@@ -226,14 +226,13 @@ impl Drop for Worker {
 
 impl Worker {
     async fn run(&mut self) {
-        while let Some(unit) = self.next().await {
+        loop {
+            // Before there is work for it: others are sooner done than a
+            // connection is made.
             if self.is_superfluous().await {
-                let mut state = self.shared.lock();
-                state.ready.push_front(unit);
-                drop(state);
-                self.shared.work.notify_one();
                 return;
             }
+            let Some(unit) = self.next().await else { break };
             let name = match &unit {
                 Unit::Name(name) => Some(name.clone()),
                 _ => None,

@@ -1,5 +1,7 @@
 //! The lease strategy: the model on rows, one short transaction per operation.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use tokio::sync::oneshot;
@@ -24,6 +26,9 @@ use crate::token::Token;
 const CAVEAT: &str = "a failover to a replica that had not received them may forget the latest \
                       grants and tokens, and a step of the database's clock ends leases early or \
                       late";
+
+/// How soon a claim asks again that began to wait before we listened.
+const CATCH_UP: Duration = Duration::from_millis(100);
 
 /// An engine on lease rows.
 #[derive(Debug)]
@@ -57,34 +62,37 @@ impl LeaseEngine {
         Ok(LeaseEngine { info, seat, workers, ears })
     }
 
-    async fn ask_for(&self, claim: &Claim, intent: Intent, floor: Token) -> Result<Standing> {
-        let sent = self.seat.clock.now();
-        let wanted = claim.clone();
-        let (step, done) = Step::new(&claim.name, Some(claim.id), move |record, now, effects| {
-            match record.acquire(&wanted, intent, floor, now, effects) {
-                Ok(answer) => Outcome::Answer(answer),
-                Err(refusal) => Outcome::Refused(refusal),
-            }
-        });
-        let done = self.ask((step.queueing(claim.max_waiters), done)).await?;
-        self.standing(claim, sent, done)
-    }
-
     async fn ask(&self, (step, done): (Step, Pending)) -> Result<Done> {
         self.workers.ask(step);
         ended(done).await
     }
 
+    /// Now, and whether what is told from now on will be heard.
+    fn sent(&self) -> (Moment, bool) {
+        (self.seat.clock.now(), self.ears.is_ready())
+    }
+
     /// What an answer on the database's clock means on the keeper's.
-    fn standing(&self, claim: &Claim, sent: Moment, done: Done) -> Result<Standing> {
+    fn standing(
+        &self,
+        claim: &Claim,
+        (sent, hears): (Moment, bool),
+        done: Done,
+    ) -> Result<Standing> {
         let answer = match done.outcome {
             Outcome::Answer(answer) => answer,
             Outcome::Refused(refusal) => return Err(refusal.into()),
             other => return Err(unexpected(&other)),
         };
-        let standing = answer.standing(claim, sent, done.now, 0);
-        match &standing {
-            Standing::Queued(_) => self.ears.wait(claim.id),
+        let mut standing = answer.standing(claim, sent, done.now, 0);
+        match &mut standing {
+            Standing::Queued(place) => {
+                self.ears.wait(claim.id);
+                if !hears {
+                    // What is told before we listen is found by asking again.
+                    place.renew_at = place.renew_at.min(sent + CATCH_UP);
+                }
+            }
             Standing::Held(_) => self.ears.hold(claim.id, claim.lease),
             _ => self.ears.done(claim.id),
         }
@@ -110,17 +118,20 @@ impl Engine for LeaseEngine {
         if intent == Intent::Watch {
             self.ears.watch();
         }
-        let standing = self.ask_for(claim, intent, floor).await?;
-        if !matches!(standing, Standing::Queued(_)) || self.ears.is_ready() {
-            return Ok(standing);
-        }
-        // What was told before we listened is not heard: ask again.
-        self.ears.ready().await;
-        self.ask_for(claim, intent, floor).await
+        let sent = self.sent();
+        let wanted = claim.clone();
+        let (step, done) = Step::new(&claim.name, Some(claim.id), move |record, now, effects| {
+            match record.acquire(&wanted, intent, floor, now, effects) {
+                Ok(answer) => Outcome::Answer(answer),
+                Err(refusal) => Outcome::Refused(refusal),
+            }
+        });
+        let done = self.ask((step.queueing(claim.max_waiters), done)).await?;
+        self.standing(claim, sent, done)
     }
 
     async fn renew(&self, batch: &[Keep]) -> Vec<Result<Standing>> {
-        let sent = self.seat.clock.now();
+        let sent = self.sent();
         let (mut steps, mut answers) = (Vec::new(), Vec::new());
         for keep in batch {
             let keep = keep.clone();

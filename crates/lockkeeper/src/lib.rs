@@ -68,7 +68,7 @@ mod request;
 mod rwlock;
 mod semaphore;
 mod status;
-#[cfg(feature = "tls")]
+#[cfg(all(feature = "tls", any(feature = "redis", feature = "zookeeper")))]
 mod tls;
 mod token;
 mod url;

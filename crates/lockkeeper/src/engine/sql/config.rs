@@ -74,7 +74,6 @@ pub struct Sql {
     pub(super) command: Duration,
     pub(super) connections: Option<usize>,
     pub(super) tls: bool,
-    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "only encryption reads it"))]
     pub(super) ca: Option<PathBuf>,
     pub(super) strategy: Strategy,
 }

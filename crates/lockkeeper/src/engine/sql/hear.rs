@@ -1,36 +1,34 @@
 //! How a keeper hears of what others did: one connection that listens, or one
 //! that looks, for all its claims together, and only while there are any.
 
+#[cfg(feature = "mysql")]
+mod poll;
+
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::config::Sql;
 use super::dialect::Hearing;
-use super::fault::{Class, Fault};
-use super::wire::{Connection, ask, connect};
+#[cfg(feature = "postgres")]
+use super::fault::Class;
+use super::fault::Fault;
+#[cfg(feature = "postgres")]
+use super::wire::{ask, connect};
 use crate::driver::backoff;
 use crate::engine::{Event, Seat, TICKET, lines};
 use crate::name::LockName;
 use crate::token::ClaimId;
 use crate::url::parts::decode;
 
-/// How soon after news more is looked for.
-const SOON: Duration = Duration::from_millis(5);
-/// How often a waiting keeper looks when there has been no news for a while.
-const OFTEN: Duration = Duration::from_millis(100);
-/// How often a keeper looks that only holds.
-const SELDOM: Duration = Duration::from_secs(1);
 /// How long something is held before it is worth a connection to hear of it.
 const SETTLED: Duration = Duration::from_millis(500);
 /// How long a connection is kept that nobody needs.
 const SPARE: Duration = Duration::from_secs(60);
-/// How often lines that nobody takes are swept away.
-const SWEEP: Duration = Duration::from_secs(60);
 
 /// The ears of a keeper.
 pub(super) struct Ears(Arc<Shared>);
@@ -179,10 +177,6 @@ impl Shared {
         self.lock().closed
     }
 
-    fn take_news(&self) -> bool {
-        self.lock().news.take().is_some()
-    }
-
     /// Passes a line on.
     fn hear(&self, line: &str) {
         let event = match line.strip_prefix("c ") {
@@ -223,7 +217,7 @@ async fn hear(shared: Arc<Shared>) {
                 ended
             }
             #[cfg(feature = "mysql")]
-            Hearing::Polled => poll(&shared, &mut failures).await,
+            Hearing::Polled => poll::poll(&shared, &mut failures).await,
         };
         if let Err(fault) = fault {
             failures += 1;
@@ -236,7 +230,7 @@ async fn hear(shared: Arc<Shared>) {
 /// Listens until nobody needs it any more.
 #[cfg(feature = "postgres")]
 async fn listen(shared: &Shared, failures: &mut u32) -> Result<(), Fault> {
-    let (sender, mut lines) = mpsc::unbounded_channel();
+    let (sender, mut lines) = tokio::sync::mpsc::unbounded_channel();
     let mut connection = connect(&shared.sql, Some(sender)).await?;
     let channel = super::postgres::channel(shared.seat.keeper);
     ask(&mut *connection, &format!("LISTEN {channel}"), shared.sql.command).await?;
@@ -263,85 +257,5 @@ async fn listen(shared: &Shared, failures: &mut u32) -> Result<(), Fault> {
             () = shared.wanted.notified() => {}
             () = tokio::time::sleep(SPARE) => {}
         }
-    }
-}
-
-/// Looks for lines again and again, until nobody needs it any more.
-#[cfg(feature = "mysql")]
-async fn poll(shared: &Shared, failures: &mut u32) -> Result<(), Fault> {
-    let mut connection = connect(&shared.sql, None).await?;
-    let (mut pace, mut idle) = (SOON, Instant::now());
-    let mut swept: Option<Instant> = None;
-    loop {
-        let need = shared.need();
-        if need != Need::None {
-            idle = Instant::now();
-        }
-        if idle.elapsed() > SPARE || shared.is_closed() {
-            connection.close().await;
-            return Ok(());
-        }
-        if need == Need::None {
-            let _ = tokio::time::timeout(SPARE, shared.wanted()).await;
-            continue;
-        }
-        if swept.is_none_or(|at| at.elapsed() > SWEEP) {
-            sweep(shared, &mut *connection).await?;
-            swept = Some(Instant::now());
-        }
-        let heard = take(shared, &mut *connection).await?;
-        *failures = 0;
-        pace = match need {
-            _ if heard || shared.take_news() => SOON,
-            Need::Waiting => (pace * 3 / 2).min(OFTEN),
-            _ => SELDOM,
-        };
-        // Not in step with others.
-        let pause = pace.mul_f64(0.8 + fastrand::f64() * 0.4);
-        let pause = tokio::time::sleep(pause);
-        if need == Need::Waiting {
-            pause.await;
-        } else {
-            tokio::select! {
-                () = pause => {}
-                () = shared.wanted.notified() => {}
-            }
-        }
-    }
-}
-
-/// Takes the lines for this keeper; whether there were any.
-#[cfg(feature = "mysql")]
-async fn take(shared: &Shared, connection: &mut dyn Connection) -> Result<bool, Fault> {
-    let (table, keeper) = (shared.sql.table("mail"), shared.seat.keeper);
-    let look = format!("SELECT id, line FROM {table} WHERE keeper = '{keeper}' ORDER BY id");
-    let tables = ask(connection, &look, shared.sql.command).await?;
-    let rows = tables.last().map_or(&[][..], |table| &table.rows);
-    let mut ids = Vec::with_capacity(rows.len());
-    for row in rows {
-        ids.push(row.number(0)?.to_string());
-        shared.hear(row.text(1)?);
-    }
-    if ids.is_empty() {
-        return Ok(false);
-    }
-    // Those that were read, by number: others may be committed meanwhile.
-    let ids = ids.join(", ");
-    let delete = format!("DELETE FROM {table} WHERE keeper = '{keeper}' AND id IN ({ids})");
-    match ask(connection, &delete, shared.sql.command).await {
-        // Heard twice does no harm.
-        Err(fault) if matches!(fault.class, Class::Conflict | Class::Locked) => Ok(true),
-        other => other.map(|_| true),
-    }
-}
-
-/// Sweeps away lines for keepers that are gone.
-#[cfg(feature = "mysql")]
-async fn sweep(shared: &Shared, connection: &mut dyn Connection) -> Result<(), Fault> {
-    let (table, clock) = (shared.sql.table("mail"), shared.sql.dialect.clock());
-    let delete = format!("DELETE FROM {table} WHERE until_us < {clock} LIMIT 1000");
-    match ask(connection, &delete, shared.sql.command).await {
-        Err(fault) if matches!(fault.class, Class::Conflict | Class::Locked) => Ok(()),
-        other => other.map(drop),
     }
 }

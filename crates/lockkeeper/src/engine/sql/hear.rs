@@ -76,6 +76,12 @@ impl Ears {
         *self.0.ready.borrow()
     }
 
+    /// Waits until it will, but not for long: whoever waits asks again anyway.
+    pub(super) async fn ready(&self) {
+        let mut ready = self.0.ready.subscribe();
+        let _ = tokio::time::timeout(TICKET / 4, ready.wait_for(|ready| *ready)).await;
+    }
+
     /// A claim waits.
     pub(super) fn wait(&self, claim: ClaimId) {
         let mut state = self.0.lock();

@@ -62,6 +62,19 @@ impl LeaseEngine {
         Ok(LeaseEngine { info, seat, workers, ears })
     }
 
+    async fn ask_for(&self, claim: &Claim, intent: Intent, floor: Token) -> Result<Standing> {
+        let sent = self.sent();
+        let wanted = claim.clone();
+        let (step, done) = Step::new(&claim.name, Some(claim.id), move |record, now, effects| {
+            match record.acquire(&wanted, intent, floor, now, effects) {
+                Ok(answer) => Outcome::Answer(answer),
+                Err(refusal) => Outcome::Refused(refusal),
+            }
+        });
+        let done = self.ask((step.queueing(claim.max_waiters), done)).await?;
+        self.standing(claim, sent, done)
+    }
+
     async fn ask(&self, (step, done): (Step, Pending)) -> Result<Done> {
         self.workers.ask(step);
         ended(done).await
@@ -115,19 +128,19 @@ impl Engine for LeaseEngine {
     }
 
     async fn acquire(&self, claim: &Claim, intent: Intent, floor: Token) -> Result<Standing> {
-        if intent == Intent::Watch {
+        if intent != Intent::Try && !self.ears.is_ready() {
+            // Nothing is left behind before what is told of it can be heard,
+            // and nobody listens for what is free.
+            let standing = self.ask_for(claim, Intent::Try, floor).await?;
+            if standing != Standing::Busy {
+                return Ok(standing);
+            }
+            self.ears.watch();
+            self.ears.ready().await;
+        } else if intent == Intent::Watch {
             self.ears.watch();
         }
-        let sent = self.sent();
-        let wanted = claim.clone();
-        let (step, done) = Step::new(&claim.name, Some(claim.id), move |record, now, effects| {
-            match record.acquire(&wanted, intent, floor, now, effects) {
-                Ok(answer) => Outcome::Answer(answer),
-                Err(refusal) => Outcome::Refused(refusal),
-            }
-        });
-        let done = self.ask((step.queueing(claim.max_waiters), done)).await?;
-        self.standing(claim, sent, done)
+        self.ask_for(claim, intent, floor).await
     }
 
     async fn renew(&self, batch: &[Keep]) -> Vec<Result<Standing>> {
@@ -199,6 +212,7 @@ impl Engine for LeaseEngine {
         });
         if listens {
             self.ears.watch();
+            self.ears.ready().await;
         }
         match self.ask((step.on_cell(counts, listens), done)).await?.outcome {
             Outcome::Cell(cell) => Ok(cell),

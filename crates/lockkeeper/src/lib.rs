@@ -68,7 +68,7 @@ mod request;
 mod rwlock;
 mod semaphore;
 mod status;
-#[cfg(all(feature = "tls", any(feature = "redis", feature = "zookeeper")))]
+#[cfg(all(feature = "tls", any(feature = "mysql", feature = "redis", feature = "zookeeper")))]
 mod tls;
 mod token;
 mod url;

@@ -15,8 +15,7 @@ use tokio::time::Instant;
 use super::config::Sql;
 use super::dialect::Hearing;
 #[cfg(feature = "postgres")]
-use super::fault::Class;
-use super::fault::Fault;
+use super::fault::{Class, Fault};
 #[cfg(feature = "postgres")]
 use super::wire::{ask, connect};
 use crate::driver::backoff;

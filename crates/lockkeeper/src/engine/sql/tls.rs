@@ -1,23 +1,11 @@
 //! Encryption: whom to trust.
 
-use std::sync::Arc;
-
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
 use super::config::Sql;
 use super::fault::{Class, Fault};
 use crate::error::ErrorKind;
-
-/// Several drivers bring several providers along, and then rustls has no
-/// default of its own: make one.
-pub(super) fn provider() {
-    use rustls::crypto::{CryptoProvider, ring};
-    if CryptoProvider::get_default().is_none() {
-        // Another thread may be first; then it is there all the same.
-        let _ = ring::default_provider().install_default();
-    }
-}
 
 /// The certificates to trust: those of the file, or the system's.
 pub(super) fn roots(sql: &Sql) -> Result<Vec<CertificateDer<'static>>, Fault> {
@@ -48,7 +36,7 @@ pub(super) fn client(sql: &Sql) -> Result<rustls::ClientConfig, Fault> {
         Fault::new(Class::Refused(ErrorKind::Unexpected), "encryption cannot be set up")
             .because(error)
     };
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(failed)?;

@@ -231,7 +231,10 @@ fn bench_knows_the_floors_of_databases() {
                 let has_floor = scenario["waiters"].is_null() || flavour == Flavour::Postgres;
                 assert_eq!(scenario["floor"].is_object(), has_floor, "{scenario}");
                 let counted = scenario["lockkeeper"]["commands_per_operation"].is_f64();
-                assert_eq!(counted, flavour == Flavour::MariaDb, "{scenario}");
+                // Where every guard came from asking again, nothing was handed over.
+                if scenario["waiters"].is_null() || counted {
+                    assert_eq!(counted, flavour == Flavour::MariaDb, "{scenario}");
+                }
             }
         }
     }

@@ -119,6 +119,8 @@ pub(crate) enum Command {
         #[arg(long, value_name = "DUR", default_value = "30d", value_parser = duration)]
         idle: Duration,
     },
+    /// Measure what locks cost here, beside the bare floor of the engine.
+    Bench(BenchArgs),
     /// Print completions for a shell.
     Completions {
         /// The shell.
@@ -216,6 +218,37 @@ pub(crate) struct BreakArgs {
     /// Free the name at once, while its holder may still be at work: two can meet.
     #[arg(long)]
     pub(crate) now: bool,
+}
+
+/// `bench`: lockkeeper and the bare floor, in turn.
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    /// What to measure; without it, everything.
+    pub(crate) scenario: Vec<Scenario>,
+    /// How long each side is measured in each round.
+    #[arg(long, value_name = "N", default_value_t = 1.0)]
+    pub(crate) seconds: f64,
+    /// How often the sides take turns; figures are medians of rounds.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) rounds: u32,
+    /// How many tasks `many` has, each with a name of its own [default: 256].
+    #[arg(long, value_name = "N")]
+    pub(crate) tasks: Option<u32>,
+    /// How many processes wait in `handover`; several numbers are measured
+    /// one after the other [default: 2,10,100].
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    pub(crate) waiters: Vec<u32>,
+}
+
+/// What `bench` can measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Scenario {
+    /// One task locks and releases one name.
+    Solo,
+    /// Many tasks of one keeper, each with a name of its own.
+    Many,
+    /// Processes that wait for one name, handed from one to the next.
+    Handover,
 }
 
 /// What to do with a latch.

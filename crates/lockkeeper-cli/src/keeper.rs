@@ -45,8 +45,11 @@ pub(crate) async fn answer<T>(
     patiently(output, &waiting, question).await
 }
 
-/// Whether anybody who may list processes can read a password in this URL.
-pub(crate) fn shows_a_secret(common: &Common) -> bool {
+/// Says so if anybody who may list processes can read a password in this URL.
+pub(crate) fn warn_of_secret(common: &Common, output: &Output) {
     let in_environment = std::env::var("LOCKKEEPER_URL").is_ok_and(|url| url == common.engine);
-    common.engine.contains('@') && !in_environment
+    if common.engine.contains('@') && !in_environment {
+        output
+            .say("note: --engine shows its password to all users of this host; use LOCKKEEPER_URL");
+    }
 }

@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 mod args;
+mod bench;
 mod commands;
 mod exit;
 mod keeper;
@@ -27,6 +28,10 @@ use crate::output::Output;
 type Outcome = Result<u8, Failure>;
 
 fn main() -> ExitCode {
+    // Processes that `bench` starts are no part of the command line.
+    if std::env::args_os().nth(1).is_some_and(|word| word == bench::WORKER) {
+        return bench::worker();
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
@@ -62,6 +67,7 @@ fn dispatch(cli: Cli, output: &Output) -> Outcome {
             Command::Gc { url, idle } => {
                 commands::gc(url.as_ref().unwrap_or(&common.engine), idle, output).await
             }
+            Command::Bench(args) => bench::bench(common, args, output).await,
             other => commands::dispatch(common, other, output).await,
         }
     })

@@ -58,6 +58,13 @@ impl Output {
         self.line_open.set(true);
     }
 
+    /// Takes back what [`progress`](Self::progress) said last, where it can.
+    pub(crate) fn erase(&self) {
+        if self.line_open.replace(false) {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+
     /// Tells machines something, one JSON object per line on stderr.
     pub(crate) fn event(&self, event: &str, mut fields: Value) {
         if self.json {

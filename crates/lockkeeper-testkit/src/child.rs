@@ -19,9 +19,19 @@ pub struct Worker {
 impl Worker {
     /// Starts `program` (the kit's `lk-worker`) on the engine at `url`.
     pub fn start(program: impl AsRef<Path>, url: &str) -> Self {
-        let mut child = Command::new(program.as_ref())
-            // Not an argument: URLs may hold secrets, and process lists are public.
-            .env("LOCKKEEPER_URL", url)
+        let mut command = Command::new(program.as_ref());
+        // Not an argument: URLs may hold secrets, and process lists are public.
+        command.env("LOCKKEEPER_URL", url);
+        Worker::run(command)
+    }
+
+    /// Starts a program that speaks in lines as `lk-worker` does, and says
+    /// `ready` first.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn run(mut command: Command) -> Self {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -37,7 +47,7 @@ impl Worker {
             }
         });
         let mut worker = Worker { child, input, lines };
-        assert_eq!(worker.line(Duration::from_secs(10)), "ready");
+        assert_eq!(worker.line(Duration::from_secs(30)), "ready");
         worker
     }
 

@@ -8,6 +8,41 @@ use std::time::{Duration, Instant};
 
 use crate::server::{RedisServer, folder, free_port};
 
+/// A master with replicas that follow it.
+#[derive(Debug)]
+pub struct Replicated {
+    /// The master.
+    pub master: RedisServer,
+    /// Its replicas.
+    pub replicas: Vec<RedisServer>,
+}
+
+impl Replicated {
+    /// Starts them, and waits until the replicas keep up.
+    ///
+    /// # Panics
+    /// When they do not within half a minute.
+    pub fn start(replicas: usize) -> Self {
+        let quick = ["--save", "", "--repl-diskless-sync-delay", "0"];
+        let master = RedisServer::with(&quick);
+        let port = master.port().to_string();
+        let follow = [&quick[..], &["--replicaof", "127.0.0.1", &port]].concat();
+        let replicas: Vec<RedisServer> =
+            (0..replicas).map(|_| RedisServer::with(&follow)).collect();
+        // A replica that is new to its master takes a second or two to keep up.
+        master.cli(&["SET", "follow", "me"]);
+        until("the replicas keep up", || {
+            let info = master.cli(&["INFO", "replication"]);
+            let field = |name: &str| {
+                info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim()
+            };
+            let written = format!("offset={},", field("master_repl_offset:"));
+            info.matches(&written).count() >= replicas.len()
+        });
+        Replicated { master, replicas }
+    }
+}
+
 /// A master, a replica and three sentinels that watch them.
 #[derive(Debug)]
 pub struct Sentinels {
@@ -212,8 +247,9 @@ impl TlsServer {
 
     /// Its URL, with the login of the limited user.
     pub fn url(&self) -> String {
-        let ca = self.folder.join("cert.pem");
-        format!("rediss://keeper:se%25cret@localhost:{}/0?ca={}", self.port, ca.display())
+        let ca = self.folder.join("cert.pem").display().to_string();
+        // Hundreds of handshakes at once take their time on a busy machine.
+        format!("rediss://keeper:se%25cret@localhost:{}/0?ca={ca}&connect=5s", self.port)
     }
 
     /// Its port.

@@ -83,6 +83,11 @@ impl Recorder {
     /// Ends a stay: call it while the guard is still held.
     pub fn leave(&self, mut entry: Entry) {
         entry.left = self.now();
+        self.put(entry);
+    }
+
+    /// Takes down a stay whose end is known already.
+    pub fn put(&self, entry: Entry) {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
     }
 

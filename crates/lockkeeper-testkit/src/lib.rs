@@ -7,6 +7,7 @@
 
 pub mod cases;
 pub mod child;
+pub mod clock;
 pub mod explore;
 pub mod fleet;
 pub mod history;
@@ -16,5 +17,7 @@ pub mod server;
 pub mod sql;
 mod stage;
 pub mod start;
+pub mod witness;
+pub mod zookeeper;
 
 pub use stage::{Stage, eventually, poll_once, within};

@@ -43,6 +43,16 @@ struct State {
     word: Mutex<Vec<u8>>,
     /// Counts cuts: a connection ends at the first one of its life.
     cuts: watch::Sender<u64>,
+    held: watch::Sender<Held>,
+}
+
+/// Requests that are held up.
+#[derive(Debug, Default)]
+struct Held {
+    /// How many more may pass; all, if nothing is said.
+    left: Option<u32>,
+    /// Whether one was stopped.
+    stopped: bool,
 }
 
 impl Proxy {
@@ -55,19 +65,20 @@ impl Proxy {
             weather: AtomicU8::new(Weather::Fair as u8),
             word: Mutex::default(),
             cuts: watch::channel(0).0,
+            held: watch::channel(Held::default()).0,
         });
         let task = tokio::spawn(accept(listener, state.clone())).abort_handle();
         Proxy { address, state, task }
     }
 
-    /// The URL of the Redis behind it.
-    pub fn url(&self) -> String {
-        format!("redis://{}/0", self.address)
-    }
-
     /// The port it listens on.
     pub fn port(&self) -> u16 {
         self.address.port()
+    }
+
+    /// The URL of the Redis behind it.
+    pub fn url(&self) -> String {
+        format!("redis://{}/0", self.address)
     }
 
     /// Changes the weather, for connections old and new.
@@ -84,6 +95,22 @@ impl Proxy {
     /// Whether the armed weather is still to come.
     pub fn is_armed(&self) -> bool {
         self.state.is(Weather::LoseRequest) || self.state.is(Weather::LoseReply)
+    }
+
+    /// Lets `count` more requests pass and holds up those that follow, until
+    /// [`let_go`](Self::let_go).
+    pub fn hold_after(&self, count: u32) {
+        self.state.held.send_replace(Held { left: Some(count), stopped: false });
+    }
+
+    /// Whether a request is held up, or was.
+    pub fn is_holding(&self) -> bool {
+        self.state.held.borrow().stopped
+    }
+
+    /// Lets everything pass that was held up.
+    pub fn let_go(&self) {
+        self.state.held.send_modify(|held| held.left = None);
     }
 
     /// Cuts every connection there is.
@@ -110,6 +137,27 @@ impl State {
         let here = word.is_empty() || bytes.windows(word.len()).any(|window| window == &word[..]);
         let (from, to) = (weather as u8, Weather::Fair as u8);
         here && self.weather.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+}
+
+impl State {
+    /// Waits until a request may pass.
+    async fn pass(&self) {
+        let mut changes = self.held.subscribe();
+        loop {
+            let mut passes = true;
+            self.held.send_if_modified(|held| {
+                match &mut held.left {
+                    Some(0) => (passes, held.stopped) = (false, true),
+                    Some(left) => *left -= 1,
+                    None => {}
+                }
+                false
+            });
+            if passes || changes.changed().await.is_err() {
+                return;
+            }
+        }
     }
 }
 
@@ -147,6 +195,7 @@ async fn requests(
     let mut buffer = vec![0; 1 << 16];
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
         let bytes = &buffer[..count];
+        state.pass().await;
         if state.hits(Weather::LoseRequest, bytes) {
             return;
         }

@@ -8,12 +8,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::clock::SteppedClock;
+
 /// A Redis server.
 #[derive(Debug)]
 pub struct RedisServer {
     folder: PathBuf,
     port: u16,
     arguments: Vec<String>,
+    environment: Vec<(String, String)>,
     child: Child,
 }
 
@@ -33,14 +36,31 @@ impl RedisServer {
     /// # Panics
     /// When the program is not installed or does not come up.
     pub fn with(arguments: &[&str]) -> Self {
+        RedisServer::launched(arguments, Vec::new())
+    }
+
+    /// Starts a server whose wall clock is `clock`, and that keeps nothing on disk.
+    ///
+    /// # Panics
+    /// As [`with`](Self::with).
+    pub fn on(clock: &SteppedClock) -> Self {
+        RedisServer::launched(&["--save", "", "--appendonly", "no"], clock.environment().to_vec())
+    }
+
+    fn launched(arguments: &[&str], environment: Vec<(String, String)>) -> Self {
         let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
         let folder = folder("redis");
         // Somebody else may take the port between the look and the start.
         for _ in 0..20 {
             let port = free_port();
-            let child = launch(&folder, port, &arguments);
-            let mut server =
-                RedisServer { folder: folder.clone(), port, arguments: arguments.clone(), child };
+            let child = launch(&folder, port, &arguments, &environment);
+            let mut server = RedisServer {
+                folder: folder.clone(),
+                port,
+                arguments: arguments.clone(),
+                environment: environment.clone(),
+                child,
+            };
             if server.comes_up() {
                 return server;
             }
@@ -51,6 +71,11 @@ impl RedisServer {
     /// The port it listens on.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// Its URL.
@@ -83,7 +108,7 @@ impl RedisServer {
     pub fn restart(&mut self) {
         self.kill();
         for _ in 0..50 {
-            self.child = launch(&self.folder, self.port, &self.arguments);
+            self.child = launch(&self.folder, self.port, &self.arguments, &self.environment);
             if self.comes_up() {
                 return;
             }
@@ -134,12 +159,18 @@ impl Drop for RedisServer {
     }
 }
 
-fn launch(folder: &Path, port: u16, arguments: &[String]) -> Child {
+fn launch(
+    folder: &Path,
+    port: u16,
+    arguments: &[String],
+    environment: &[(String, String)],
+) -> Child {
     let log = fs::File::options().create(true).append(true).open(folder.join("log"));
     Command::new("redis-server")
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--daemonize", "no"])
         .args(["--dir", &folder.display().to_string()])
         .args(arguments)
+        .envs(environment.iter().cloned())
         .stdin(Stdio::null())
         .stdout(log.expect("a log file"))
         .stderr(Stdio::null())

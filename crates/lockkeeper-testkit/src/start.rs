@@ -1,13 +1,15 @@
 //! Starts engines for tests: one function per engine, each returning a
 //! [`Stage`] that ends what it started.
 
+use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::fleet::{RedisCluster, Sentinels, TlsServer};
+use crate::fleet::{RedisCluster, Replicated, Sentinels, TlsServer};
 use crate::server::RedisServer;
 use crate::sql::{Flavour, SqlServer};
 use crate::stage::Stage;
+use crate::zookeeper::{Ensemble, ZooKeeper};
 
 /// An in-process engine that nobody else in the process uses.
 pub async fn memory() -> Stage {
@@ -41,11 +43,37 @@ pub async fn redis_sentinel() -> Stage {
     Stage::new(fleet.url(), fleet).await
 }
 
+/// A master and its replica, which must have every grant.
+pub async fn redis_confirm() -> Stage {
+    static SHARED: Mutex<Weak<Replicated>> = Mutex::new(Weak::new());
+    let fleet = shared(&SHARED, || Replicated::start(1));
+    Stage::new(format!("{}?confirm=one", fleet.master.url()), fleet).await
+}
+
 /// A cluster of three masters with a replica each.
 pub async fn redis_cluster() -> Stage {
     static SHARED: Mutex<Weak<RedisCluster>> = Mutex::new(Weak::new());
     let cluster = shared(&SHARED, RedisCluster::start);
     Stage::new(cluster.url(), cluster).await
+}
+
+/// A ZooKeeper server.
+pub async fn zookeeper() -> Stage {
+    let server = zookeeper_server();
+    Stage::new(server.url(), server).await
+}
+
+/// The ZooKeeper server that this process shares.
+pub fn zookeeper_server() -> Arc<ZooKeeper> {
+    static SHARED: Mutex<Weak<ZooKeeper>> = Mutex::new(Weak::new());
+    kept(shared(&SHARED, ZooKeeper::start))
+}
+
+/// A ZooKeeper ensemble of three members.
+pub async fn zookeeper_ensemble() -> Stage {
+    static SHARED: Mutex<Weak<Ensemble>> = Mutex::new(Weak::new());
+    let ensemble = kept(shared(&SHARED, Ensemble::start));
+    Stage::new(ensemble.url(), ensemble).await
 }
 
 /// A MariaDB server, with leases in rows.
@@ -87,11 +115,33 @@ pub fn sql_server(flavour: Flavour) -> Arc<SqlServer> {
 
 /// What takes seconds to start is started once for the cases that overlap;
 /// the last of them ends it. Cases use names of their own.
-fn shared<T>(place: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Arc<T> {
+pub(crate) fn shared<T>(place: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Arc<T> {
     let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
     place.upgrade().unwrap_or_else(|| {
         let started = Arc::new(start());
         *place = Arc::downgrade(&started);
         started
     })
+}
+
+/// Keeps something up until this process leaves: virtual machines are slow to
+/// start, and cases that do not overlap can share them too.
+pub(crate) fn kept<T: Send + Sync + 'static>(shared: Arc<T>) -> Arc<T> {
+    static KEPT: Mutex<Vec<Arc<dyn Any + Send + Sync>>> = Mutex::new(Vec::new());
+    extern "C" fn end() {
+        let kept = std::mem::take(&mut *KEPT.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(kept);
+    }
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    if kept.is_empty() {
+        // SAFETY: the function stays where it is and needs nothing of the
+        // thread that calls it.
+        unsafe { libc::atexit(end) };
+    }
+    let known =
+        kept.iter().any(|other| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&shared)));
+    if !known {
+        kept.push(shared.clone());
+    }
+    shared
 }

@@ -33,6 +33,8 @@ pub mod redis;
 pub mod sql;
 #[cfg(any(all(unix, feature = "local"), feature = "mysql", feature = "postgres"))]
 mod words;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 /// How long a place in a queue lives when its keeper falls silent.
 pub const TICKET: Duration = Duration::from_secs(2);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
-use crate::driver::link::{Footprint, Link, Message, Terms};
+use crate::driver::link::{Footprint, Link, Message, Tally, Terms};
 use crate::driver::{ANSWER_LIMIT, CellWatch, Driver, Parts, backoff, limited};
 use crate::engine::{
     About, Cell, CellOp, Connect, Cursor, Engine, EngineInfo, Events, Found, Holder, Page, Revoke,
@@ -70,8 +70,8 @@ struct Inner {
 
 impl Keeper {
     /// Opens the engine behind a URL: `local:` (the user's own), `local:/dir` or
-    /// a plain path, `memory:` (private) or `memory:NAME`, `redis://…` and its
-    /// kin where that feature is on.
+    /// a plain path, `memory:` (private) or `memory:NAME`; `redis://…` and its
+    /// kin, and `zookeeper://…`, where those features are on.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] for a URL that makes no sense, and whatever the
@@ -116,7 +116,9 @@ impl Keeper {
                         if let Err(Ok(mut unwanted)) = ready.send(Ok(keeper)) {
                             unwanted.disown();
                         }
-                        driver.run().await;
+                        // A task, not the root of this runtime: waking the root
+                        // costs a system call, even from this very thread.
+                        let _ = tokio::spawn(driver.run()).await;
                     }
                     Err(error) => {
                         let _ = ready.send(Err(error));
@@ -295,6 +297,17 @@ impl Keeper {
     pub async fn footprint(&self) -> Result<Footprint> {
         let (reply, answer) = oneshot::channel();
         self.0.link.post(Message::Measure(reply))?;
+        answer.await.map_err(|_| invalid("the keeper is closed"))
+    }
+
+    /// Says what this keeper has asked of its engine so far.
+    ///
+    /// # Cancel safety
+    /// Changes nothing.
+    #[doc(hidden)]
+    pub async fn tally(&self) -> Result<Tally> {
+        let (reply, answer) = oneshot::channel();
+        self.0.link.post(Message::Count(reply))?;
         answer.await.map_err(|_| invalid("the keeper is closed"))
     }
 

@@ -68,6 +68,8 @@ mod request;
 mod rwlock;
 mod semaphore;
 mod status;
+#[cfg(all(feature = "tls", any(feature = "mysql", feature = "redis", feature = "zookeeper")))]
+mod tls;
 mod token;
 mod url;
 
@@ -81,6 +83,8 @@ pub use engine::memory::Memory;
 pub use engine::redis::{Confirm, Redis};
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub use engine::sql::{Sql, Strategy};
+#[cfg(feature = "zookeeper")]
+pub use engine::zookeeper::{ZooKeeper, ZooKeeperAcl};
 pub use engine::{Connect, Engine};
 pub use error::{Error, ErrorKind, Result};
 pub use fence::Fence;
@@ -99,3 +103,13 @@ pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 pub use token::{ClaimId, KeeperId, Token};
 pub use url::redact;
+
+/// What the program measures with: bare connections, and what a keeper asked for.
+#[doc(hidden)]
+pub mod bench {
+    pub use crate::driver::link::Tally;
+    #[cfg(feature = "redis")]
+    pub use crate::engine::redis::Bare as RedisBare;
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub use crate::engine::sql::Bare as SqlBare;
+}

@@ -27,13 +27,17 @@ pub(crate) fn parse(url: &str) -> Result<Arc<dyn Connect>> {
         (scheme, _) if scheme.starts_with("redis") => {
             Ok(Arc::new(crate::engine::redis::Redis::parse(url)?))
         }
+        #[cfg(feature = "zookeeper")]
+        ("zookeeper" | "zookeepers", _) => {
+            Ok(Arc::new(crate::engine::zookeeper::ZooKeeper::parse(url)?))
+        }
         #[cfg(any(feature = "mysql", feature = "postgres"))]
         (scheme, _) if crate::engine::sql::Sql::knows(scheme) => {
             Ok(Arc::new(crate::engine::sql::Sql::parse(url)?))
         }
         _ => Err(invalid(format!(
-            "{:?} names no engine of this program; it knows local:, memory:, redis:, mysql: and \
-             postgres: as far as they are built in",
+            "{:?} names no engine of this program; it knows local:, memory:, redis:, \
+             zookeeper:, mysql: and postgres: as far as they are built in",
             redact(url)
         ))
         .during("connect")),
@@ -107,6 +111,8 @@ mod tests {
             "postgres://host/db?password=hunter2",
             "user:hunter2@host",
             "mysql://u:hunter2@host?x=hunter2",
+            "zookeeper://u:hunter2@host,other/locks",
+            "zookeeper://u:hun@ter2@host?auth=hunter2",
             "redis://host?hunter2",
         ] {
             let shown = redact(url);

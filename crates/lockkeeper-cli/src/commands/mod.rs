@@ -31,6 +31,7 @@ pub(crate) async fn dispatch(common: &Common, command: Command, output: &Output)
         Command::Info => info::info(&keeper, output),
         // Dispatched before an engine was opened.
         Command::Run(_)
+        | Command::Bench(_)
         | Command::Schema { .. }
         | Command::Gc { .. }
         | Command::Completions { .. }

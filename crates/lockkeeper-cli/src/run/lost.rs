@@ -69,6 +69,10 @@ impl<'a> Watch<'a> {
                 Stage::Calm => {
                     let _ = tokio::time::timeout(pause, self.hold.lost()).await;
                 }
+                // It may turn out to be somebody else's before its time.
+                Stage::Ending { .. } if !matches!(self.hold.state(), State::Lost(_)) => {
+                    let _ = tokio::time::timeout(pause, self.hold.lost()).await;
+                }
                 Stage::Ending { .. } => tokio::time::sleep(pause).await,
                 Stage::Over => std::future::pending().await,
             }
@@ -214,6 +218,28 @@ mod tests {
             let mut ignore = Watch::new(&guard, OnLost::Ignore, AFTER, None);
             assert_eq!(kill.next().await, Due::Kill { cause: Cause::HeldTooLong });
             assert_eq!(ignore.next().await, Due::Tell { cause: Cause::HeldTooLong });
+        });
+    }
+
+    #[test]
+    fn there_is_no_time_for_term_when_the_name_has_passed_on() {
+        test(async {
+            let (_keeper, guard) = guard(Some(Duration::from_millis(150))).await;
+            let mut watch = Watch::new(&guard, OnLost::Term, AFTER, None);
+            assert_eq!(watch.next().await, Due::Kill { cause: Cause::HeldTooLong });
+        });
+    }
+
+    #[test]
+    fn kill_does_not_wait_when_the_name_passes_on_after_term() {
+        test(async {
+            let (_keeper, guard) = guard(Some(Duration::from_millis(500))).await;
+            let start = Instant::now();
+            let end = start + Duration::from_secs(10);
+            let mut watch = Watch::new(&guard, OnLost::Term, Duration::from_secs(10), Some(end));
+            assert!(matches!(watch.next().await, Due::Term { early: true, .. }));
+            assert_eq!(watch.next().await, Due::Kill { cause: Cause::HeldTooLong });
+            assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
         });
     }
 }

@@ -9,7 +9,7 @@ pub(crate) mod environment;
 mod held;
 mod lost;
 mod plan;
-mod signals;
+pub(crate) mod signals;
 mod supervise;
 mod terminal;
 
@@ -40,10 +40,7 @@ use crate::view;
 pub(crate) async fn run(common: &Common, args: RunArgs, output: &Output) -> Outcome {
     let plan = Plan::of(args)?;
     let mut signals = Signals::listen()?;
-    if keeper::shows_a_secret(common) {
-        output
-            .say("note: --engine shows its password to all users of this host; use LOCKKEEPER_URL");
-    }
+    keeper::warn_of_secret(common, output);
     let keeper = tokio::select! {
         keeper = keeper::open(common, output) => match keeper {
             Ok(keeper) => keeper,

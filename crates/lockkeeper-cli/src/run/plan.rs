@@ -114,3 +114,23 @@ fn split(words: Vec<OsString>) -> Result<(String, Vec<OsString>), Failure> {
     }
     Ok((name, command))
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    #[test]
+    fn max_hold_leaves_time_to_end_the_command_in() {
+        for (text, least) in [("100ms", 50), ("10s", 9_500), ("1h", 3_599_000)] {
+            let words = ["lockkeeper", "run", "--max-hold", text, "x", "true"];
+            let Command::Run(args) = Cli::parse_from(words).command else { panic!() };
+            let (plan, now) = (Plan::of(*args).unwrap(), Instant::now());
+            let (end, max) = (plan.max_end(now).unwrap(), plan.wish.options.max_hold.unwrap());
+            assert!(end < now + max, "{text}: the name is free at that very moment");
+            assert!(end >= now + Duration::from_millis(least), "{text}");
+        }
+    }
+}

@@ -15,18 +15,18 @@ const JOB: [i32; 3] = [libc::SIGCHLD, libc::SIGTSTP, libc::SIGCONT];
 
 /// The signals that have come for us.
 #[derive(Debug)]
-pub(super) struct Signals(Vec<(i32, Stream)>);
+pub(crate) struct Signals(Vec<(i32, Stream)>);
 
 impl Signals {
     /// Listens for what ends a wait.
-    pub(super) fn listen() -> io::Result<Self> {
+    pub(crate) fn listen() -> io::Result<Self> {
         let mut signals = Signals(Vec::new());
         signals.add(&FORWARDED)?;
         Ok(signals)
     }
 
     /// Listens also for what concerns a command that runs.
-    pub(super) fn listen_for_jobs(&mut self) -> io::Result<()> {
+    pub(crate) fn listen_for_jobs(&mut self) -> io::Result<()> {
         self.add(&JOB)
     }
 
@@ -42,7 +42,7 @@ impl Signals {
     }
 
     /// The next signal.
-    pub(super) async fn next(&mut self) -> i32 {
+    pub(crate) async fn next(&mut self) -> i32 {
         poll_fn(|context| {
             for (number, stream) in &mut self.0 {
                 if stream.poll_recv(context).is_ready() {

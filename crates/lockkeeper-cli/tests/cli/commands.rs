@@ -122,6 +122,7 @@ fn break_asks_before_it_takes() {
     let words = ["break", "x", "--reason", "r", "--yes", "--owner", other];
     assert_eq!(run(place.lockkeeper(&words)).code, 0);
     assert!(holder.is_running(), "another owner's lock is left alone");
+    assert_eq!(place.status("x")["holders"][0]["revoked"], false, "and not even told to end");
     let said = run(place.lockkeeper(&["break", "free", "--reason", "r", "--yes"]));
     assert_eq!(said.code, 0);
     assert!(said.stderr.contains("nobody holds"), "{said:?}");
@@ -145,6 +146,21 @@ fn check_knows_the_lock_of_its_own_run() {
     let said = holder.end();
     assert_eq!(said.code, 79);
     assert!(said.stderr.contains("check \"x\": the lock is lost: nobody holds it"), "{said:?}");
+}
+
+#[test]
+fn check_does_not_trust_a_lock_that_is_being_taken_away() {
+    let place = Place::new();
+    let program = env!("CARGO_BIN_EXE_lockkeeper");
+    let script = format!(
+        "echo $$ > child.pid; until [ -e go ]; do sleep 0.02; done; {program} check x; echo $?"
+    );
+    let words = ["run", "--on-lost", "ignore", "x", "sh", "-c", &script];
+    let holder = Running::start(place.lockkeeper(&words));
+    place.pid("child.pid");
+    assert_eq!(run(place.lockkeeper(&["break", "x", "--reason", "r", "--yes"])).code, 0);
+    std::fs::write(place.file("go"), "").unwrap();
+    assert_eq!(holder.end().stdout, "79\n");
 }
 
 #[test]

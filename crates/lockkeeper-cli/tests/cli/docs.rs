@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::kit::{lockkeeper, run};
 
-const COMMANDS: [&[&str]; 16] = [
+const COMMANDS: [&[&str]; 17] = [
     &[],
     &["run"],
     &["ls"],
@@ -20,6 +20,7 @@ const COMMANDS: [&[&str]; 16] = [
     &["info"],
     &["schema"],
     &["gc"],
+    &["bench"],
     &["completions"],
 ];
 

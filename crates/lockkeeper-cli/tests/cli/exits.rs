@@ -210,3 +210,48 @@ fn json_events_tell_a_run_apart_from_its_command() {
     assert_eq!((&last["exit_code"], &last["command_exit_code"]), (&75.into(), &75.into()));
     assert!(last["command_signal"].is_null());
 }
+
+#[test]
+fn a_url_that_may_hold_a_secret_does_not_reach_the_command() {
+    let place = Place::new();
+    // A directory with an @ looks like a login.
+    let url = format!("local:{}/me:hunter2@host", place.dir.display());
+    let mut command = lockkeeper(&["--engine", &url, "run", "x", "env"]);
+    command.env_remove("LOCKKEEPER_URL");
+    let said = run(command);
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(!said.stdout.contains("LOCKKEEPER_URL"), "{said:?}");
+}
+
+#[test]
+fn a_silent_server_is_named_without_its_secret() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let mut command = lockkeeper(&["run", "x", "true"]);
+    command.env("LOCKKEEPER_URL", format!("redis://me:hunter2@127.0.0.1:{port}?connect=2s"));
+    let said = run(command);
+    assert_eq!(said.code, 69, "{said:?}");
+    assert!(said.stderr.contains("waiting for an answer from redis://127.0.0.1:"), "{said:?}");
+    assert!(!said.stderr.contains("hunter2"), "{said:?}");
+}
+
+#[test]
+fn only_an_engine_that_is_away_is_unavailable() {
+    for policy in ["skip", "run"] {
+        let mut command = lockkeeper(&["run", "--if-unavailable", policy, "x", "echo", "ran"]);
+        command.env("LOCKKEEPER_URL", "nonsense:");
+        let said = run(command);
+        assert_eq!((said.code, said.stdout.as_str()), (78, ""), "{said:?}");
+    }
+}
+
+#[test]
+fn quiet_does_not_hide_errors() {
+    for words in [&["-q", "ls"][..], &["-q", "run", "x", "true"]] {
+        let mut command = lockkeeper(words);
+        command.env("LOCKKEEPER_URL", "nonsense:");
+        let said = run(command);
+        assert_eq!(said.code, 78, "{said:?}");
+        assert!(said.stderr.contains("names no engine"), "{said:?}");
+    }
+}

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Long enough for a busy machine; nothing waits this long unless it is broken.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Shorter than what commands sleep, so that none ends by itself in time.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
 
 /// A directory of the test's own, with an embedded engine in it.
 pub(crate) struct Place {

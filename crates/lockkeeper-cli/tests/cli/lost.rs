@@ -171,3 +171,40 @@ fn a_loss_is_an_event_in_json() {
     assert_eq!((&last["outcome"], &last["exit_code"]), (&"lost".into(), &79.into()));
     assert_eq!(last["command_signal"], 15);
 }
+
+#[test]
+fn a_stopped_command_hears_of_its_loss() {
+    let place = Place::new();
+    let script =
+        "trap 'echo wound up > end; exit' TERM; echo $$ > child.pid; while :; do sleep 0.02; done";
+    let words = ["run", "--kill-after", "10s", "x", "sh", "-c", script];
+    let holder = Running::start(place.lockkeeper(&words));
+    let child = place.pid("child.pid");
+    crate::kit::kill(child, Signal::STOP);
+    crate::kit::eventually("stopped command", || {
+        (crate::kit::state(child) == Some('T')).then_some(())
+    });
+    assert_eq!(run(place.lockkeeper(&["break", "x", "--reason", "r", "--yes"])).code, 0);
+    assert_eq!(place.line("end"), "wound up");
+    assert_eq!(holder.end().code, 79);
+}
+
+#[test]
+fn a_loss_that_is_found_at_the_release_is_told() {
+    let place = Place::new();
+    let script = "echo $$ > child.pid; until [ -e go ]; do sleep 0.02; done";
+    let holder = Running::start(place.lockkeeper(&["run", "x", "sh", "-c", script]));
+    let child = place.pid("child.pid");
+    // Broken and over while nobody looks after it.
+    holder.signal(Signal::STOP);
+    crate::kit::eventually("stopped wrapper", || {
+        (crate::kit::state(holder.pid()) == Some('T')).then_some(())
+    });
+    assert_eq!(run(place.lockkeeper(&["break", "x", "--reason", "r", "--yes", "--now"])).code, 0);
+    std::fs::write(place.file("go"), "").unwrap();
+    crate::kit::until_dead(child);
+    holder.signal(Signal::CONT);
+    let said = holder.end();
+    assert_eq!(said.code, 79, "{said:?}");
+    assert!(said.stderr.contains("lost \"x\""), "{said:?}");
+}

@@ -3,6 +3,7 @@
 
 mod kit;
 
+mod bench;
 mod commands;
 mod docs;
 mod exits;

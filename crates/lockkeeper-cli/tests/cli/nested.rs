@@ -71,3 +71,20 @@ fn an_outer_kill_reaches_the_innermost_command() {
     crate::kit::until_dead(inner);
     assert_eq!(run(place.lockkeeper(&["run", "--wait", "5s", "y", "true"])).code, 0);
 }
+
+#[test]
+fn a_lock_that_was_broken_covers_nothing() {
+    let place = Place::new();
+    let script = format!(
+        "echo $$ > outer.pid; until [ -e go ]; do sleep 0.02; done; {PROGRAM} run -n x echo in"
+    );
+    let words = ["run", "--on-lost", "ignore", "x", "sh", "-c", &script];
+    let outer = Running::start(place.lockkeeper(&words));
+    place.pid("outer.pid");
+    // In order: its holder keeps the name until it lets go, but may not rely on it.
+    assert_eq!(run(place.lockkeeper(&["break", "x", "--reason", "r", "--yes"])).code, 0);
+    std::fs::write(place.file("go"), "").unwrap();
+    let said = outer.end();
+    assert_eq!((said.code, said.stdout.as_str()), (79, ""), "{said:?}");
+    assert!(said.stderr.contains("busy"), "{said:?}");
+}

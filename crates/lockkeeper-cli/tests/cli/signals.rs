@@ -143,3 +143,20 @@ fn what_was_ignored_stays_ignored() {
     std::fs::write(place.file("go"), "").unwrap();
     assert_eq!(wrapper.end().code, 6);
 }
+
+#[test]
+fn kill_9_of_the_wrappers_whole_group_takes_the_commands_group_down() {
+    use std::os::unix::process::CommandExt;
+
+    let place = Place::new();
+    let script = "sleep 60 & echo $! > kid.pid; echo $$ > child.pid; wait";
+    let mut command = place.lockkeeper(&["run", "x", "sh", "-c", script]);
+    command.process_group(0);
+    let mut wrapper = Running::start(command);
+    let (child, kid) = (place.pid("child.pid"), place.pid("kid.pid"));
+    let group = rustix::process::Pid::from_raw(wrapper.pid()).unwrap();
+    rustix::process::kill_process_group(group, Signal::KILL).unwrap();
+    wrapper.status();
+    until_dead(child);
+    until_dead(kid);
+}

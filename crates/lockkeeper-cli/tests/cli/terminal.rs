@@ -270,3 +270,41 @@ fn break_asks_on_a_terminal() {
     shell.until("code=0");
     assert_eq!(holder.end().code, 79);
 }
+
+#[test]
+fn bench_says_how_far_it_is_and_takes_it_back() {
+    let place = Place::new();
+    let mut shell = Shell::open(&place);
+    let said = shell.line("$LK bench solo --rounds 2 --seconds 0.1; echo done");
+    assert!(said.contains("\r\u{1b}[Klockkeeper: solo: round 2 of 2, floor"), "{said:?}");
+    let table = said.rfind("lockkeeper 0").unwrap();
+    assert!(said[..table].ends_with("\r\u{1b}[K"), "the line is taken back: {said:?}");
+    shell.press("$LK bench solo --seconds 60\n");
+    shell.until("round 1 of 3");
+    shell.press("\x03");
+    shell.until_prompt();
+    assert!(shell.line("echo code $?").contains("code 130"));
+}
+
+#[test]
+fn the_command_heeds_what_we_ignore() {
+    let place = Place::new();
+    let mut shell = Shell::open(&place);
+    let said = shell.line("$LK run x grep SigIgn /proc/self/status");
+    let mask = said.split("SigIgn:").nth(1).unwrap().split_whitespace().next().unwrap();
+    let mask = u64::from_str_radix(mask, 16).unwrap();
+    assert_eq!(mask & (1 << (libc::SIGTTOU - 1)), 0, "{said}");
+}
+
+#[test]
+fn ctrl_c_reaches_the_rest_of_our_pipe() {
+    let place = Place::new();
+    let mut shell = Shell::open(&place);
+    let reader = "sh -c 'trap \"echo heard > heard; exit\" INT; echo ready > reader; while :; do sleep 0.05; done'";
+    shell.press(&format!("$LK run x sh -c 'echo $$ > child.pid; exec sleep 60' | {reader}\n"));
+    place.pid("child.pid");
+    place.line("reader");
+    shell.press("\x03");
+    assert_eq!(place.line("heard"), "heard");
+    shell.until_prompt();
+}

@@ -1,7 +1,7 @@
 //! A process that takes locks as it is told, one command a line.
 //!
 //! `lock NAME LEASE_MS`, `state`, `release`, `watch`, `fork`,
-//! `hammer COUNT SEED NAME…`, `exit`.
+//! `hammer COUNT SEED NAME…`, `witness KIND NAME COUNT FOLDER`, `exit`.
 
 use std::io::BufRead;
 use std::time::Duration;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use lockkeeper::blocking::{Guard, Keeper};
 use lockkeeper::{Clock, ErrorKind, LockOptions, State};
 use lockkeeper_testkit::history::Recorder;
+use lockkeeper_testkit::witness;
 
 fn main() {
     let url = std::env::var("LOCKKEEPER_URL").expect("LOCKKEEPER_URL says which engine");
@@ -42,6 +43,11 @@ fn main() {
                 seed.parse().expect("a number"),
                 names,
             ),
+            ["witness", kind, name, count, folder] => {
+                let count = count.parse().expect("a number");
+                witness::visit(&keeper, kind, name, count, folder.as_ref());
+                println!("done");
+            }
             ["exit"] => return,
             _ => println!("error unknown command {line:?}"),
         }
@@ -108,8 +114,15 @@ fn hammer(keeper: &Keeper, count: u32, seed: u64, names: &[&str]) {
     let recorder = Recorder::new();
     for _ in 0..count {
         let name = names[random.usize(..names.len())];
-        let arrival = recorder.now();
-        let guard = keeper.mutex(name).lock().expect("the lock");
+        let (arrival, guard) = loop {
+            let arrival = recorder.now();
+            match keeper.mutex(name).lock() {
+                Ok(guard) => break (arrival, guard),
+                // Cut off for so long that the keeper gave up: a new arrival.
+                Err(error) if error.is_transient() => eprintln!("hammer: {error}"),
+                Err(error) => panic!("no lock: {error}"),
+            }
+        };
         let entry = recorder.enter(name, arrival, guard.token());
         if random.u8(..) < 8 {
             std::thread::sleep(Duration::from_micros(random.u64(..500)));

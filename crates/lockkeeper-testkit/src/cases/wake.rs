@@ -1,15 +1,16 @@
 //! P8 wake-up.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use lockkeeper::engine::Kind;
+use lockkeeper::engine::{Event, Kind};
 use lockkeeper::layer::faults::{Fault, Method};
 
 use crate::stage::{Stage, within};
 
-/// With every re-poll failing, only a push can bring the lock.
+/// With every re-poll failing, only a push can bring the lock: a pushed grant
+/// by itself, a nudge by the renewal that it brings about.
 pub async fn a_push_alone_hands_the_lock_over(stage: &Stage) {
     if stage.info().polled || !stage.info().ordered {
         return;
@@ -21,7 +22,16 @@ pub async fn a_push_alone_hands_the_lock_over(stage: &Stage) {
     let mutex = two.mutex(&name).with_options(stage.options());
     let waiter = tokio::spawn(async move { mutex.lock().await });
     stage.waiters(&name, 1).await;
-    faults.plan(|call| (call.method == Method::Renew).then_some(Fault::Fail));
+    let nudged = Arc::new(AtomicBool::new(false));
+    let heard = nudged.clone();
+    faults.hear(move |event| {
+        heard.fetch_or(matches!(event, Event::Nudge(_)), Ordering::SeqCst);
+        true
+    });
+    faults.plan(move |call| {
+        let re_poll = call.method == Method::Renew && !nudged.load(Ordering::SeqCst);
+        re_poll.then_some(Fault::Fail)
+    });
     drop(guard);
     let guard = within(Duration::from_secs(1), "the push", waiter).await.unwrap().unwrap();
     assert!(guard.is_held());

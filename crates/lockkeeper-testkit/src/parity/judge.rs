@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use lockkeeper::engine::{Event, Kind, Standing, Status};
+use lockkeeper::engine::{Event, Standing, Status};
 use lockkeeper::model::{Answer, Refusal, Time};
 use lockkeeper::{Error, Result, Token};
 
@@ -71,7 +71,7 @@ impl Sequence {
         let seat = self.random.usize(..self.keepers.len());
         let actual = self.keepers[seat].0.inspect(&self.name).await.unwrap();
         self.clear(now)?;
-        let alike = (expected.kind == actual.kind || unused_kind(&expected, &actual))
+        let alike = expected.kind == actual.kind
             && self.same_people(&expected, &actual)
             && self.counter_alike(&expected, &actual)
             && near(expected.closed_for, actual.closed_for, self.apart)
@@ -131,12 +131,6 @@ impl Sequence {
             self.seed
         );
     }
-}
-
-/// A latch that is over is a name without a kind to one side and, until
-/// somebody looks, a latch without a count to the other.
-fn unused_kind(one: &Status, two: &Status) -> bool {
-    one.cell.is_none() && two.cell.is_none() && one.kind == Some(Kind::Latch)
 }
 
 fn near(one: Duration, two: Duration, apart: Duration) -> bool {

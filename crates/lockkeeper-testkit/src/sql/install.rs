@@ -48,6 +48,8 @@ fn make(flavour: Flavour, place: &Path) {
         Flavour::MariaDb => run(Command::new("mariadb-install-db")
             .args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"])
             .arg(format!("--datadir={}", place.display()))
+            // Servers that share a place for temporary tables take them from each other.
+            .arg(format!("--tmpdir={}", place.parent().expect("a folder above").display()))
             .arg(format!("--user={}", user()))
             .args(SMALL)),
         Flavour::Postgres => {
@@ -89,6 +91,7 @@ pub(super) fn server(flavour: Flavour, how: &Settings, folder: &Path, port: u16)
                 .arg("--no-defaults")
                 .arg(format!("--user={}", user()))
                 .arg(format!("--datadir={}", file("data")))
+                .arg(format!("--tmpdir={}", folder.display()))
                 .arg(format!("--port={port}"))
                 .arg(format!("--socket={}", file("socket")))
                 .args(["--bind-address=127.0.0.1", "--skip-name-resolve"])

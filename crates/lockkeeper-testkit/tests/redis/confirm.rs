@@ -3,33 +3,9 @@
 use std::time::Duration;
 
 use lockkeeper::{ErrorKind, Keeper, LockOptions, Released};
+use lockkeeper_testkit::fleet::Replicated;
 use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::{eventually, within};
-
-/// A master with replicas that follow it.
-fn replicated(replicas: usize) -> (RedisServer, Vec<RedisServer>) {
-    let quick = ["--save", "", "--repl-diskless-sync-delay", "0"];
-    let master = RedisServer::with(&quick);
-    let port = master.port().to_string();
-    let follow = [&quick[..], &["--replicaof", "127.0.0.1", &port]].concat();
-    let replicas: Vec<RedisServer> = (0..replicas).map(|_| RedisServer::with(&follow)).collect();
-    let start = std::time::Instant::now();
-    // A replica that is new to its master takes a second or two to keep up.
-    master.cli(&["SET", "follow", "me"]);
-    let lagging = || {
-        let info = master.cli(&["INFO", "replication"]);
-        let field = |name: &str| {
-            info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim()
-        };
-        let written = format!("offset={},", field("master_repl_offset:"));
-        info.matches(&written).count() < replicas.len()
-    };
-    while lagging() {
-        assert!(start.elapsed() < Duration::from_secs(20), "the replicas do not follow");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    (master, replicas)
-}
 
 /// How often the server was asked to wait for replicas.
 fn waits(server: &RedisServer) -> u64 {
@@ -46,31 +22,31 @@ fn lease() -> LockOptions {
 /// and releases are not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_guard_is_confirmed_once() {
-    let (master, _replicas) = replicated(2);
+    let Replicated { master, .. } = &Replicated::start(2);
     let url = format!("{}?confirm=all", master.url());
     let (one, two) = (Keeper::connect(&url).await.unwrap(), Keeper::connect(&url).await.unwrap());
-    let before = waits(&master);
+    let before = waits(master);
     let first = one.mutex("firm").with_options(lease()).lock().await.unwrap();
-    assert_eq!(waits(&master) - before, 1);
+    assert_eq!(waits(master) - before, 1);
     first.verify().await.unwrap();
     let mutex = two.mutex("firm").with_options(lease());
     let waiter = tokio::spawn(async move { mutex.lock().await.unwrap() });
     let waiting = async || one.status("firm").await.unwrap().waiters.len() == 1;
     assert!(eventually(Duration::from_secs(5), waiting).await);
-    assert_eq!(waits(&master) - before, 1, "a place in the queue is no guard");
+    assert_eq!(waits(master) - before, 1, "a place in the queue is no guard");
     assert_eq!(first.release().await.unwrap(), Released::Released);
     let second = within(Duration::from_secs(1), "the hand-over", waiter).await.unwrap();
     assert!(second.is_held());
     tokio::time::sleep(Duration::from_millis(2500)).await;
     second.verify().await.unwrap();
     assert_eq!(second.release().await.unwrap(), Released::Released);
-    assert_eq!(waits(&master) - before, 2);
+    assert_eq!(waits(master) - before, 2);
 }
 
 /// Without the replicas there is no guard, and nothing is left behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_confirmed_is_given_back() {
-    let (master, replicas) = replicated(2);
+    let Replicated { master, replicas } = &Replicated::start(2);
     let bystander = Keeper::connect(&master.url()).await.unwrap();
     let connect = async |confirm: &str| {
         let url = format!("{}?confirm={confirm}&command=600ms", master.url());

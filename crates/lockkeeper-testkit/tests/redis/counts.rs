@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::engine::{
-    About, Belief, Claim, Event, Events, Intent, Keep, Mode, Release, Seat, Standing,
+    About, Belief, Claim, Event, Events, Found, Intent, Keep, Mode, Release, Seat, Standing,
 };
-use lockkeeper::{ClaimId, Clock, Engine, Keeper, KeeperId, LockName, Token};
+use lockkeeper::{ClaimId, Clock, Engine, ErrorKind, Keeper, KeeperId, LockName, Token};
 use lockkeeper_testkit::server::RedisServer;
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -46,6 +46,69 @@ async fn two_commands_per_uncontended_lock_and_release() {
     assert_eq!(others(&server), quiet, "something beside the scripts was sent");
 }
 
+/// What is asked for in one go leaves in a few commands. Every claim has its own
+/// answer: one whose key is somebody else's fails alone, one whose name another
+/// has just got waits.
+#[tokio::test] // one thread, as a keeper has
+async fn claims_that_ask_together_share_commands_and_fail_alone() {
+    let server = RedisServer::start();
+    let (engine, _pushed) = open(&server, 7).await;
+    let claims: Vec<_> = (0..100).map(|number| claim(7, number, &format!("n{number}"))).collect();
+    let latecomer = claim(7, 100, "n50");
+    server.cli(&["HSET", "lk:{n8}", "field", "value"]);
+    server.cli(&["SET", "lk:{n9}", "hello"]);
+    for round in 0..2 {
+        // The server has to be told the script again, once for all of them.
+        server.cli(&["SCRIPT", "FLUSH"]);
+        let before = scripts(&server).0;
+        let asked = claims.iter().chain([&latecomer]);
+        let asked = asked.map(|claim| engine.acquire(claim, Intent::Queue, Token::ZERO));
+        let answers = futures_util::future::join_all(asked).await;
+        for (number, answer) in answers.iter().enumerate() {
+            match (number, answer) {
+                (8 | 9, Err(error)) => assert_eq!(error.kind(), ErrorKind::Invalid, "{error}"),
+                (100, Ok(Standing::Queued(_))) => {}
+                (0..=99, Ok(Standing::Held(_))) => {}
+                other => panic!("round {round}: {other:?}"),
+            }
+        }
+        let how = Release { linger: Duration::ZERO, unsure: false };
+        let ended = [&latecomer].into_iter().chain(&claims);
+        let ended = ended.map(|claim| engine.release(claim, how));
+        let found = futures_util::future::join_all(ended).await;
+        assert_eq!(found.iter().filter(|found| matches!(found, Ok(Found::Held))).count(), 98);
+        assert_eq!(found.iter().filter(|found| matches!(found, Ok(Found::Queued))).count(), 1);
+        assert_eq!(found.iter().filter(|found| found.is_err()).count(), 2);
+        // 101 claims are two commands, and each script is brought along once more.
+        let commands = scripts(&server).0 - before;
+        assert!(commands <= 4, "{commands} commands");
+    }
+    assert_eq!(server.cli(&["HGET", "lk:{n8}", "field"]), "value");
+    assert_eq!(server.cli(&["GET", "lk:{n9}"]), "hello");
+}
+
+/// An engine of a keeper with this number, and what is pushed to it.
+async fn open(server: &RedisServer, keeper: u128) -> (Arc<dyn Engine>, UnboundedReceiver<Event>) {
+    let (events, pushed) = Events::channel();
+    let keeper = KeeperId::from_number(keeper);
+    let seat = Seat { keeper, clock: Clock::system(), events };
+    (lockkeeper::engine::at(&server.url()).unwrap().open(seat).await.unwrap(), pushed)
+}
+
+fn claim(keeper: u128, number: u64, name: &str) -> Arc<Claim> {
+    Arc::new(Claim {
+        id: ClaimId { keeper: KeeperId::from_number(keeper), number, turn: 0 },
+        name: LockName::new(name).unwrap(),
+        mode: Mode::Exclusive,
+        lease: Duration::from_secs(60),
+        margin: Duration::ZERO,
+        lock_delay: Duration::ZERO,
+        max_waiters: 100_000,
+        under: None,
+        about: Arc::new(About::default()),
+    })
+}
+
 /// A name with many waiters, worked at the seam.
 struct Queue {
     engine: Arc<dyn Engine>,
@@ -55,24 +118,10 @@ struct Queue {
 
 impl Queue {
     async fn of(server: &RedisServer, waiters: u64) -> Self {
-        let (events, pushed) = Events::channel();
-        let keeper = KeeperId::from_number(u128::from(waiters));
-        let seat = Seat { keeper, clock: Clock::system(), events };
-        let engine = lockkeeper::engine::at(&server.url()).unwrap().open(seat).await.unwrap();
-        let claim = |number| {
-            Arc::new(Claim {
-                id: ClaimId { keeper, number, turn: 0 },
-                name: LockName::new(format!("queue-{waiters}")).unwrap(),
-                mode: Mode::Exclusive,
-                lease: Duration::from_secs(60),
-                margin: Duration::ZERO,
-                lock_delay: Duration::ZERO,
-                max_waiters: 100_000,
-                under: None,
-                about: Arc::new(About::default()),
-            })
-        };
-        let claims: Vec<_> = (0..=waiters).map(claim).collect();
+        let keeper = u128::from(waiters);
+        let (engine, pushed) = open(server, keeper).await;
+        let name = format!("queue-{waiters}");
+        let claims: Vec<_> = (0..=waiters).map(|number| claim(keeper, number, &name)).collect();
         let mut first = Vec::new();
         for batch in claims.chunks(500) {
             let asked = batch.iter().map(|claim| engine.acquire(claim, Intent::Queue, Token::ZERO));

@@ -10,18 +10,20 @@ use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::RedisServer;
 
 const PROCESSES: u64 = 8;
-const EACH: u32 = 2500;
+/// How many acquisitions each process makes, calm and cut off.
+const CALM: u32 = 2500;
+const CUT: u32 = 20_000;
 const NAMES: [&str; 4] = ["north", "east", "south", "west"];
 
 /// Lets all processes hammer the names, and puts their histories together.
-async fn hammer(url: &str, seed: u64) -> History {
+async fn hammer(url: &str, seed: u64, each: u32) -> History {
     let mut threads = Vec::new();
     for process in 0..PROCESSES {
         let url = url.to_owned();
         threads.push(tokio::task::spawn_blocking(move || {
             let mut worker = Worker::start(env!("CARGO_BIN_EXE_lk-worker"), &url);
-            worker.send(&format!("hammer {EACH} {} {}", seed + process, NAMES.join(" ")));
-            worker.entries(Duration::from_secs(240))
+            worker.send(&format!("hammer {each} {} {}", seed + process, NAMES.join(" ")));
+            worker.entries(Duration::from_secs(400))
         }));
     }
     let mut entries = Vec::new();
@@ -44,7 +46,7 @@ fn check_leftovers(server: &RedisServer) {
     for key in server.cli(&["--scan"]).lines() {
         let ttl: i64 = server.cli(&["PTTL", key]).parse().expect("a time to live");
         let limit = match key {
-            key if key.ends_with('}') => 24 * 3600 * 1000 + 60_000,
+            key if key.ends_with('}') => 25 * 3600 * 1000,
             key if key.ends_with(":x") => 71_000,
             _ => panic!("{key:?} was left behind"),
         };
@@ -57,8 +59,8 @@ fn check_leftovers(server: &RedisServer) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_calm_history_is_sound_and_in_order() {
     let server = RedisServer::start();
-    let history = hammer(&server.url(), seed()).await;
-    assert_eq!(history.total(), PROCESSES as usize * EACH as usize);
+    let history = hammer(&server.url(), seed(), CALM).await;
+    assert_eq!(history.total(), PROCESSES as usize * CALM as usize);
     history.check();
     assert_eq!(history.out_of_order(Duration::from_millis(250)), None);
     check_leftovers(&server);
@@ -86,13 +88,13 @@ async fn a_history_with_cut_connections_is_sound() {
             cuts
         }
     });
-    let history = hammer(&proxy.url(), seed).await;
+    let history = hammer(&proxy.url(), seed, CUT).await;
     over.store(true, Ordering::Relaxed);
     let cuts = cutting.await.unwrap();
     println!("{} grants, {cuts} cuts", history.total());
     // A stay whose guard was lost is not taken down; a lease is long here.
-    assert_eq!(history.total(), PROCESSES as usize * EACH as usize);
-    assert!(cuts > 5);
+    assert_eq!(history.total(), PROCESSES as usize * CUT as usize);
+    assert!(cuts > 50, "only {cuts} cuts");
     history.check();
     // Whoever is cut off may lose its place: a ticket and a beat, at most.
     assert_eq!(history.out_of_order(Duration::from_secs(4)), None);

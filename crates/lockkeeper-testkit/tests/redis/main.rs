@@ -1,6 +1,7 @@
 //! What is shown on real Redis servers alone: that the scripts do what the
 //! model says, and what happens when servers, connections and people fail.
 
+mod clocks;
 mod confirm;
 mod counts;
 mod failover;

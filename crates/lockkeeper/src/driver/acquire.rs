@@ -286,6 +286,8 @@ impl Driver {
         // was sent for, its answer is the next one to come.
         let due = matches!(entry.phase, Phase::Queued { due: true, .. });
         let news = matches!(entry.phase, Phase::Asking { nudged: true, .. });
+        let waited = matches!(entry.phase, Phase::Queued { .. } | Phase::Again { .. });
+        self.tally.handed_over += u64::from(waited);
         entry.phase = Phase::Held(Tenure {
             shared: shared.clone(),
             granted_at: now,

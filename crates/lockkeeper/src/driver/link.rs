@@ -37,6 +37,8 @@ pub(crate) enum Message {
     Close { reply: oneshot::Sender<Result<()>> },
     /// Say how much is in hand.
     Measure(oneshot::Sender<Footprint>),
+    /// Say what was asked of the engine so far.
+    Count(oneshot::Sender<Tally>),
 }
 
 /// How much a driver has in hand; for tests that nothing is left in it.
@@ -62,6 +64,23 @@ impl Footprint {
     pub fn is_empty(&self) -> bool {
         *self == Footprint::default()
     }
+}
+
+/// What a driver has asked of its engine so far, claim by claim; for whoever
+/// compares it with the server's own count.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Claims asked for.
+    pub acquires: u64,
+    /// Places in a queue that were kept alive.
+    pub beats: u64,
+    /// Grants that were kept alive, or confirmed after a hand-over.
+    pub renewals: u64,
+    /// Claims given back.
+    pub releases: u64,
+    /// Grants that came to a claim which had been told to wait.
+    pub handed_over: u64,
 }
 
 /// The terms of a lock, worked out from its options once per handle.

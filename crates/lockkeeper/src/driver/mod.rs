@@ -39,10 +39,10 @@ use crate::token::KeeperId;
 pub(crate) use acquire::backoff;
 use entry::Entry;
 pub(crate) use flight::limited;
-use flight::{Done, Flight};
+use flight::{Done, Flight, Pace};
 use keep::Shard;
 use line::Line;
-use link::{Footprint, Link, Message};
+use link::{Footprint, Link, Message, Tally};
 
 /// How long an engine may take to answer one call, and to be reached at all.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(5);
@@ -74,6 +74,7 @@ pub(crate) struct Driver {
     /// When to look at which entry.
     wakes: BTreeSet<(Moment, u64)>,
     flights: FuturesUnordered<Flight>,
+    pace: Pace,
     done: VecDeque<Done>,
     /// When the engine last answered an acquire.
     last_answer: Moment,
@@ -81,6 +82,7 @@ pub(crate) struct Driver {
     ending: usize,
     /// Numbers for claims that are cleaned up on their own.
     ghosts: u64,
+    tally: Tally,
 
     flushes: Vec<std::sync::mpsc::SyncSender<()>>,
     closing: Option<Closing>,
@@ -122,10 +124,12 @@ impl Driver {
             shards: HashMap::new(),
             wakes: BTreeSet::new(),
             flights: FuturesUnordered::new(),
+            pace: Pace::default(),
             done: VecDeque::new(),
             last_answer: Moment::default(),
             ending: 0,
             ghosts: 0,
+            tally: Tally::default(),
             flushes: Vec::new(),
             closing: None,
             deserted: false,
@@ -156,7 +160,7 @@ impl Driver {
 
     /// Waits for anything to happen, and takes in what has.
     async fn gather(&mut self, next: Moment, messages: &mut Vec<Message>, events: &mut Vec<Event>) {
-        let Driver { inbox, events: pushes, flights, done, alarm, deserted, .. } = self;
+        let Driver { inbox, events: pushes, flights, pace, done, alarm, deserted, .. } = self;
         let mut alarm = pin!(alarm.ring(next));
         std::future::poll_fn(|context| {
             let mut any = false;
@@ -180,6 +184,7 @@ impl Driver {
             if any || alarm.as_mut().poll(context).is_ready() {
                 return Poll::Ready(());
             }
+            pace.poll(context);
             Poll::Pending
         })
         .await;
@@ -219,6 +224,9 @@ impl Driver {
             Message::Close { reply } => self.on_close(reply),
             Message::Measure(reply) => {
                 let _ = reply.send(self.footprint());
+            }
+            Message::Count(reply) => {
+                let _ = reply.send(self.tally);
             }
         }
     }

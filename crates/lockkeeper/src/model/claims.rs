@@ -148,7 +148,7 @@ impl Record {
         Found::Held
     }
 
-    /// Does what time has done: ends leases and tickets, serves the queue.
+    /// Does what time has done: ends leases, tickets and latches, serves the queue.
     pub fn settle(&mut self, now: Time, effects: &mut Effects) {
         let over = |held: &Held| held.until <= now;
         if self.holders.iter().any(over) {
@@ -169,6 +169,7 @@ impl Record {
             }
             keep
         });
+        self.expire_latch(now, effects);
         self.serve(now, effects);
     }
 

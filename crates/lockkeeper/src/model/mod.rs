@@ -326,7 +326,6 @@ impl Record {
     /// Works on the numbers that are no claims.
     pub fn cell(&mut self, op: &CellOp, now: Time, effects: &mut Effects) -> Result<Cell, Refusal> {
         self.settle(now, effects);
-        self.expire_latch(now, effects);
         let absent = match op.kind() {
             Kind::Latch => self.latch.is_none(),
             Kind::Semaphore => self.kind.is_none(),
@@ -354,13 +353,14 @@ impl Record {
     /// Tells who holds and who waits; settles nothing, but shows no dead ones.
     pub fn status(&self, name: LockName, now: Time) -> Status {
         let mut status = Status::unused(name);
-        status.kind = self.kind;
+        // A latch that is over is none, and the name free for anything.
+        let over = self.latch.as_ref().is_some_and(|latch| latch.until <= now);
+        status.kind = self.kind.filter(|_| !over);
         status.holders = self.live_holders(now).collect();
         status.waiters = self.live_waiters(now).collect();
         status.token = (self.counter > Token::ZERO).then_some(self.counter);
         status.closed_for = self.closed_until.since(now);
-        let over = self.latch.as_ref().is_some_and(|latch| latch.until <= now);
-        status.cell = self.kind.filter(|_| !over).and_then(|kind| match self.number(kind) {
+        status.cell = status.kind.and_then(|kind| match self.number(kind) {
             Cell::Absent => None,
             cell => Some(cell),
         });

@@ -125,6 +125,18 @@ async fn work_under_a_multi_lock_ends_with_any_part() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_latch_that_is_over_leaves_its_name_free_for_anything() {
+    let pair = Pair::simulated().await;
+    let latch = pair.holder.latch("l").keep(ms(1500));
+    latch.set(2).await.unwrap();
+    let error = pair.holder.mutex("l").try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    advance(ms(1600)).await;
+    assert_eq!(pair.holder.status("l").await.unwrap().kind, None);
+    assert!(pair.holder.mutex("l").try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_latch_is_pushed_to_everyone_who_waits() {
     let pair = Pair::simulated().await;
     let latch = pair.holder.latch("l");

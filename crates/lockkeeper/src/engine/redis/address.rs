@@ -106,11 +106,7 @@ fn login(redis: &Redis, r#as: As) -> RedisConnectionInfo {
 
 #[cfg(feature = "tls")]
 fn encrypted(redis: &Redis, info: redis::ConnectionInfo) -> Result<Client> {
-    use rustls::crypto::{CryptoProvider, ring};
-    if CryptoProvider::get_default().is_none() {
-        // Another thread may be first; then it is there all the same.
-        let _ = ring::default_provider().install_default();
-    }
+    crate::tls::choose_provider();
     let Some(path) = &redis.ca else { return Client::open(info).map_err(refused_connection) };
     let certificates = std::fs::read(path).map_err(|error| {
         invalid(format!("the certificates in {} cannot be read", path.display())).because(error)

@@ -28,19 +28,19 @@ if r then
   for flag in string.gmatch(r.flags, '%l') do r[flag] = true end
 else
   r = {
-    kind = 'n', flags = '-', counter = 0, ticket = 0, cap = 0, used = 0, closed = 0, ends = 0,
+    kind = 'n', flags = '----', counter = 0, ticket = 0, cap = 0, used = 0, closed = 0, ends = 0,
     since = 0, delay = 0, token = 0, claim = '-', revoked = '-', about = '',
   }
   -- Without a record anything may be left of the rest.
-  if redis.call('EXISTS', Q, L, X, W, D) > 0 then
+  if call('EXISTS', Q, L, X, W, D) > 0 then
     r.q, r.s, r.x, r.w = true, true, true, true
-    if redis.call('EXISTS', D) > 0 then r.kind = redis.call('HEXISTS', D, 'highest') > 0 and 'f' or 'l' end
+    if call('EXISTS', D) > 0 then r.kind = call('HEXISTS', D, 'highest') > 0 and 'f' or 'l' end
     for _, key in ipairs({ H, T }) do
-      for _, text in ipairs(redis.call('HVALS', key)) do
-        local mode, count = string.match(text, '^(%l) (%d+) ')
+      for _, text in ipairs(call('HVALS', key)) do
+        local mode, count = match(text, '^(%l) (%d+) ')
         r.kind = mode == 'x' and 'm' or mode == 'p' and 's' or 'r'
         if key == H then r.used = r.used + tonumber(count) end
-        if mode == 'p' then r.cap = math.max(r.cap, tonumber(string.match(text, '^%l %d+ (%d+)'))) end
+        if mode == 'p' then r.cap = math.max(r.cap, tonumber(match(text, '^%l %d+ (%d+)'))) end
       end
     end
   end
@@ -48,21 +48,20 @@ end
 
 local function save()
   if not dirty then return end
-  local flags = (r.q and 'q' or '') .. (r.s and 's' or '') .. (r.w and 'w' or '') .. (r.x and 'x' or '')
-  r.flags = flags == '' and '-' or flags
+  r.flags = (r.q and 'q' or '-') .. (r.s and 's' or '-') .. (r.w and 'w' or '-') .. (r.x and 'x' or '-')
   write(last)
 end
 
 -- Tells a claim's keeper.
 local function push(claim, text)
-  redis.call(PUBLISH, CHANNEL .. string.sub(claim, 1, 32), text)
+  call(PUBLISH, CHANNEL .. string.sub(claim, 1, 32), text)
 end
 
 -- Lets a key live until `ends`, and a little longer; never shortens.
 local function live(key, ends)
   local ms = (ends - now) / 1000 + 10000
-  if redis.call('PTTL', key) < ms then
-    redis.call('PEXPIRE', key, string.format('%.0f', ms))
+  if call('PTTL', key) < ms then
+    call('PEXPIRE', key, format('%.0f', ms))
   end
 end
 
@@ -73,10 +72,10 @@ end
 
 -- The details of a shared holder.
 local function shared(claim)
-  local text = r.s and redis.call('HGET', H, claim)
+  local text = r.s and call('HGET', H, claim)
   if not text then return nil end
   local mode, count, of, token, since, delay, revoked, about =
-    string.match(text, '^(%l) (%d+) (%d+) (%S+) (%d+) (%d+) (%S+) (.*)$')
+    match(text, '^(%l) (%d+) (%d+) (%S+) (%d+) (%d+) (%S+) (.*)$')
   return {
     mode = mode, count = tonumber(count), of = of, token = token, since = since,
     delay = tonumber(delay), revoked = revoked, about = about,
@@ -84,29 +83,38 @@ local function shared(claim)
 end
 
 local function keep_shared(claim, h)
-  redis.call('HSET', H, claim, table.concat(
-    { h.mode, h.count, h.of, h.token, h.since, string.format('%.0f', h.delay), h.revoked, h.about }, ' '))
+  call('HSET', H, claim, table.concat(
+    { h.mode, h.count, h.of, h.token, h.since, format('%.0f', h.delay), h.revoked, h.about }, ' '))
 end
 
 local function drop_shared(claim, h)
-  redis.call('ZREM', L, claim)
-  redis.call('HDEL', H, claim)
+  call('ZREM', L, claim)
+  call('HDEL', H, claim)
   r.used = r.used - h.count
   dirty = true
-  if redis.call('EXISTS', L) == 0 then
+  if call('EXISTS', L) == 0 then
     r.s, r.used = nil, 0
   end
 end
 
 -- Lets a shared holder's lease end at `ends`.
 local function lease_shared(claim, ends, delay)
-  redis.call('ZADD', L, ends, claim)
+  call('ZADD', L, ends, claim)
   live(L, ends + delay)
   live(H, ends + delay)
   last = math.max(last or 0, ends + delay)
 end
 
--- Does what time has done to holders and to finished claims.
+-- Tells those who watch the latch, the capacity or the fence.
+local function changed()
+  dirty = true
+  for _, keeper in ipairs(call('ZRANGEBYSCORE', C, now, '+inf')) do
+    push(keeper, 'c ' .. K)
+  end
+  call('DEL', C)
+end
+
+-- Does what time has done to holders, to finished claims and to a latch.
 local function expire()
   if r.ends > 0 and r.ends <= now then
     -- Counted from the end of the lease, not from whenever somebody noticed.
@@ -114,30 +122,39 @@ local function expire()
     vacate()
   end
   if r.s then
-    local over = redis.call('ZRANGEBYSCORE', L, '-inf', now, 'WITHSCORES')
+    local over = call('ZRANGEBYSCORE', L, '-inf', now, 'WITHSCORES')
     for i = 1, #over, 2 do
       local h = shared(over[i]) or { count = 0, delay = 0 }
       if h.delay > 0 then r.closed = math.max(r.closed, tonumber(over[i + 1]) + h.delay) end
       drop_shared(over[i], h)
     end
-    if #over == 0 and redis.call('EXISTS', L) == 0 then
+    if #over == 0 and call('EXISTS', L) == 0 then
       r.s, r.used, dirty = nil, 0, true
     end
   end
   if r.x then
-    local over = redis.call('ZRANGEBYSCORE', X, '-inf', now, 'LIMIT', 0, 100)
+    local over = call('ZRANGEBYSCORE', X, '-inf', now, 'LIMIT', 0, 100)
     if #over > 0 then
-      redis.call('ZREM', X, unpack(over))
-      redis.call('HDEL', Y, unpack(over))
+      call('ZREM', X, unpack(over))
+      call('HDEL', Y, unpack(over))
     end
-    if redis.call('EXISTS', X) == 0 then r.x, dirty = nil, true end
+    if call('EXISTS', X) == 0 then r.x, dirty = nil, true end
+  end
+  if r.kind == 'l' then
+    -- The name is free for anything once its latch is over.
+    local ends = call('HGET', D, 'ends')
+    if not ends or tonumber(ends) <= now then
+      call('DEL', D)
+      r.kind = 'n'
+      changed()
+    end
   end
 end
 
 local function drop_ticket(claim)
-  redis.call('ZREM', Q, claim)
-  redis.call('ZREM', E, claim)
-  redis.call('HDEL', T, claim)
+  call('ZREM', Q, claim)
+  call('ZREM', E, claim)
+  call('HDEL', T, claim)
 end
 
 -- Whether a claim in this mode can hold beside those who do.
@@ -154,7 +171,7 @@ end
 local function next_token(mode, floor)
   if mode == 'r' or mode == 'p' then return nil end
   local token = math.max(r.counter + 1, now, floor)
-  if token > LARGEST then return false end
+  if token > $LARGEST then return false end
   r.counter = token
   return token
 end
@@ -171,22 +188,22 @@ local function grant(claim, mode, count, of, token, ends, delay, about)
   r.used = r.used + count
   lease_shared(claim, ends, delay)
   keep_shared(claim, {
-    mode = mode, count = count, of = of, token = token and string.format('%.0f', token) or '-',
-    since = string.format('%.0f', now), delay = delay, revoked = '-', about = about,
+    mode = mode, count = count, of = of, token = token and format('%.0f', token) or '-',
+    since = format('%.0f', now), delay = delay, revoked = '-', about = about,
   })
 end
 
 -- Tells one watcher that asking again is worth it.
 local function nudge()
   while r.w do
-    local claim = redis.call('ZRANGE', W, 0, 0)[1]
+    local claim = call('ZRANGE', W, 0, 0)[1]
     if not claim then
       r.w, dirty = nil, true
       return
     end
-    local ends = redis.call('ZSCORE', V, claim)
-    redis.call('ZREM', W, claim)
-    redis.call('ZREM', V, claim)
+    local ends = call('ZSCORE', V, claim)
+    call('ZREM', W, claim)
+    call('ZREM', V, claim)
     if ends and tonumber(ends) > now then
       push(claim, 'n ' .. claim)
       return
@@ -199,7 +216,7 @@ end
 local function serve()
   local steps = 0
   while r.q do
-    local head = redis.call('ZRANGE', Q, 0, 0, 'WITHSCORES')
+    local head = call('ZRANGE', Q, 0, 0, 'WITHSCORES')
     local claim = head[1]
     if not claim then
       r.q, dirty = nil, true
@@ -210,20 +227,20 @@ local function serve()
       more = 1
       return
     end
-    local ends = tonumber(redis.call('ZSCORE', E, claim) or 0)
-    local text = ends > now and redis.call('HGET', T, claim)
+    local ends = tonumber(call('ZSCORE', E, claim) or 0)
+    local text = ends > now and call('HGET', T, claim)
     if not text then
       drop_ticket(claim)
     else
       local mode, count, of, delay, about =
-        string.match(text, '^(%l) (%d+) (%d+) %d+ (%d+) (.*)$')
+        match(text, '^(%l) (%d+) (%d+) %d+ (%d+) (.*)$')
       count, of = tonumber(count), tonumber(of)
       if r.closed > now or not fits(mode, count, of) then return end
       local token = next_token(mode, 0)
       if token == false then return end
       drop_ticket(claim)
-      push(claim, string.format('h %s %.0f %s', claim, tonumber(head[2]),
-        token and string.format('%.0f', token) or '-'))
+      push(claim, format('h %s %.0f %s', claim, tonumber(head[2]),
+        token and format('%.0f', token) or '-'))
       grant(claim, mode, count, of, token, ends, tonumber(delay), about)
     end
   end
@@ -232,21 +249,21 @@ end
 
 -- Why a claim is finished, as an answer; nil if it is not.
 local function finished(claim)
-  local ends = r.x and redis.call('ZSCORE', X, claim)
+  local ends = r.x and call('ZSCORE', X, claim)
   if not ends or tonumber(ends) <= now then return nil end
-  local reason = redis.call('HGET', Y, claim)
+  local reason = call('HGET', Y, claim)
   return reason and { 'gone', 'broken', reason } or { 'gone', 'expired' }
 end
 
 -- Remembers a claim that is over; the first cause is the true one.
 local function remember(claim, ends, reason)
-  local known = redis.call('ZSCORE', X, claim)
+  local known = call('ZSCORE', X, claim)
   if known then
     ends = math.max(ends, tonumber(known))
   elseif reason then
-    redis.call('HSET', Y, claim, reason)
+    call('HSET', Y, claim, reason)
   end
-  redis.call('ZADD', X, ends, claim)
+  call('ZADD', X, ends, claim)
   live(X, ends)
   live(Y, ends)
   if not r.x then r.x, dirty = true, true end
@@ -258,15 +275,18 @@ local function extend(claim, lease, believed, floor)
   local held = r.claim == claim and r.ends > 0
   local h = not held and shared(claim)
   if not held and not h then return nil end
-  local token = held and string.format('%.0f', r.token) or h.token
-  if believed and believed ~= token then return { 'gone', 'taken_over' } end
+  local token = held and format('%.0f', r.token) or h.token
+  -- As numbers, if they are: they may be written with zeros in front.
+  if believed and (tonumber(believed) or believed) ~= (tonumber(token) or token) then
+    return { 'gone', 'taken_over' }
+  end
   if floor > r.counter then r.counter, dirty = floor, true end
   local revoked = held and r.revoked or h and h.revoked
   if revoked ~= '-' then return { 'gone', 'broken', string.sub(revoked, 2) } end
   if held then
     r.ends = math.max(r.ends, now + lease)
   else
-    local ends = tonumber(redis.call('ZSCORE', L, claim) or 0)
+    local ends = tonumber(call('ZSCORE', L, claim) or 0)
     lease_shared(claim, math.max(ends, now + lease), h.delay)
   end
   dirty = true
@@ -276,45 +296,25 @@ end
 -- The answer to a claim that waits: its ticket, how many are ahead, and for
 -- the first in line in how many µs a lease or a closed time ends (or -1).
 local function queued(claim)
-  local ahead = redis.call('ZRANK', Q, claim)
+  local ahead = call('ZRANK', Q, claim)
   local look = -1
   if ahead == 0 then
     local soonest = r.ends > 0 and r.ends or nil
-    local first = r.s and redis.call('ZRANGE', L, 0, 0, 'WITHSCORES')[2]
-    if first then soonest = math.min(soonest or LARGEST, tonumber(first)) end
+    local first = r.s and call('ZRANGE', L, 0, 0, 'WITHSCORES')[2]
+    if first then soonest = math.min(soonest or $LARGEST, tonumber(first)) end
     look = math.max(0, (soonest or r.closed) - now)
   end
-  return { 'queued', string.format('%.0f', tonumber(redis.call('ZSCORE', Q, claim))), ahead, look, more }
+  return { 'queued', format('%.0f', tonumber(call('ZSCORE', Q, claim))), ahead, look, more }
 end
 
 -- Gives a ticket its full life.
 local function refresh(claim)
-  local ends = tonumber(redis.call('ZSCORE', E, claim) or 0)
-  redis.call('ZADD', E, math.max(ends, now + TICKET), claim)
+  local ends = tonumber(call('ZSCORE', E, claim) or 0)
+  call('ZADD', E, math.max(ends, now + $TICKET), claim)
   for _, key in ipairs({ Q, E, T }) do
-    redis.call('PEXPIRE', key, 4 * TICKET / 1000)
+    call('PEXPIRE', key, 4 * $TICKET / 1000)
   end
   return queued(claim)
-end
-
--- Tells those who watch the latch, the capacity or the fence.
-local function changed()
-  dirty = true
-  for _, keeper in ipairs(redis.call('ZRANGEBYSCORE', C, now, '+inf')) do
-    push(keeper, 'c ' .. K)
-  end
-  redis.call('DEL', C)
-end
-
--- A name of kind latch or fence is what its :d says; a latch that is over is none.
-local function expire_latch()
-  if r.kind ~= 'l' then return end
-  local ends = redis.call('HGET', D, 'ends')
-  if not ends or tonumber(ends) <= now then
-    redis.call('DEL', D)
-    r.kind = 'n'
-    changed()
-  end
 end
 
 expire()

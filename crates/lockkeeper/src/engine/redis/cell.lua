@@ -12,7 +12,14 @@
 
 local insist = false
 -- @include start.lua
+local K = KEYS[1]
+local raw = redis.pcall('GET', K)
 -- @include head.lua
+-- Before the rest: the end of a latch that this very look notices is told too.
+if ARGV[2] == 'look' and ARGV[4] ~= '-' then
+  call('ZADD', K .. ':c', now + 4 * $TICKET, ARGV[4])
+  call('PEXPIRE', K .. ':c', 8 * $TICKET / 1000)
+end
 -- @include body.lua
 
 local op = ARGV[2]
@@ -20,28 +27,28 @@ local kind = op == 'look' and ARGV[3] or op == 'capacity' and 's' or op == 'fenc
 
 local function number()
   if kind == 's' then return { 'capacity', r.cap } end
-  if kind == 'f' then return { 'fence', redis.call('HGET', D, 'highest') } end
-  local left = redis.call('HGET', D, 'left')
+  if kind == 'f' then return { 'fence', call('HGET', D, 'highest') } end
+  local left = call('HGET', D, 'left')
   if not left then return { 'absent' } end
-  return { 'latch', tonumber(left), redis.call('HGET', D, 'id') }
+  return { 'latch', tonumber(left), call('HGET', D, 'id') }
 end
 
 local function set_latch(count, keep, id)
-  local left = redis.call('HGET', D, 'left')
-  if left and (tonumber(left) > 0 or redis.call('HGET', D, 'id') == id) then return end
+  local left = call('HGET', D, 'left')
+  if left and (tonumber(left) > 0 or call('HGET', D, 'id') == id) then return end
   -- Not in vain: after any write a server that is out of memory lets all pass.
-  if left then redis.call('DEL', D) end
-  redis.call('HSET', D, 'left', count, 'id', id, 'keep', keep, 'ends', now + tonumber(keep))
+  if left then call('DEL', D) end
+  call('HSET', D, 'left', count, 'id', id, 'keep', keep, 'ends', now + tonumber(keep))
   live(D, now + tonumber(keep))
   last = now + tonumber(keep)
   changed()
 end
 
 local function count_down(id)
-  local left = tonumber(redis.call('HGET', D, 'left'))
-  if left == 0 or redis.call('HSETNX', D, 'by:' .. id, '1') == 0 then return end
-  local ends = now + tonumber(redis.call('HGET', D, 'keep'))
-  redis.call('HSET', D, 'left', left - 1, 'ends', ends)
+  local left = tonumber(call('HGET', D, 'left'))
+  if left == 0 or call('HSETNX', D, 'by:' .. id, '1') == 0 then return end
+  local ends = now + tonumber(call('HGET', D, 'keep'))
+  call('HSET', D, 'left', left - 1, 'ends', ends)
   live(D, ends)
   last = ends
   changed()
@@ -52,8 +59,8 @@ local function set_capacity(to)
   r.cap = to
   -- A ticket for more permits than there are would block the queue for ever;
   -- its keeper asks again and is told the new capacity.
-  for _, claim in ipairs(redis.call('ZRANGE', Q, 0, -1)) do
-    local count = string.match(redis.call('HGET', T, claim) or '', '^%l (%d+) ')
+  for _, claim in ipairs(call('ZRANGE', Q, 0, -1)) do
+    local count = match(call('HGET', T, claim) or '', '^%l (%d+) ')
     if count and tonumber(count) > to then
       drop_ticket(claim)
       push(claim, 'e ' .. claim)
@@ -63,11 +70,6 @@ local function set_capacity(to)
   changed()
 end
 
-if op == 'look' and ARGV[4] ~= '-' then
-  redis.call('ZADD', C, now + 4 * TICKET, ARGV[4])
-  redis.call('PEXPIRE', C, 8 * TICKET / 1000)
-end
-expire_latch()
 if r.kind ~= 'n' and r.kind ~= kind then
   save()
   return { 'refused', 'kind', r.kind }
@@ -82,14 +84,14 @@ if op == 'set' then
 elseif op == 'count' then
   count_down(ARGV[3])
 elseif op == 'remove' then
-  redis.call('DEL', D)
+  call('DEL', D)
   r.kind = 'n'
   changed()
 elseif op == 'capacity' then
   set_capacity(tonumber(ARGV[3]))
 elseif op == 'fence' then
-  local highest = redis.call('HGET', D, 'highest')
-  if not highest or ARGV[3] > highest then redis.call('HSET', D, 'highest', ARGV[3]) end
+  local highest = call('HGET', D, 'highest')
+  if not highest or ARGV[3] > highest then call('HSET', D, 'highest', ARGV[3]) end
 end
 save()
 return number()

@@ -11,12 +11,13 @@ use redis::{Cmd, RedisError, Value, cmd};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::config::{Confirm, Place, Redis, tcp};
+use super::config::{Confirm, Place, Redis};
 use super::fault::told;
 use super::push;
 use super::reply::strange;
 use super::route::{Answered, Call, Weight};
 use super::scripts::Script;
+use super::url::tcp;
 use super::wire::{Target, Wire};
 use crate::engine::{Event, Seat};
 use crate::error::{Error, ErrorKind, Result};
@@ -91,7 +92,7 @@ impl Cluster {
         // refused instead of read in part.
         let keys: Vec<String> = SUFFIXES.iter().map(|suffix| format!("{key}{suffix}")).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let call = Call { script, keys: &keys, channels: &channels, arguments };
+        let call = Call { script, keys, channels: &channels, arguments: arguments.to_vec() };
         let mut place = shared.owner(slot)?;
         for _ in 0..HOPS {
             let wire = shared.wire(&place).await?;
@@ -263,7 +264,8 @@ impl Shared {
 }
 
 /// The record and all keys beside it.
-const SUFFIXES: [&str; 12] = ["", ":q", ":e", ":t", ":l", ":h", ":x", ":y", ":w", ":v", ":d", ":c"];
+pub(super) const SUFFIXES: [&str; 12] =
+    ["", ":q", ":e", ":t", ":l", ":h", ":x", ":y", ":w", ":v", ":d", ":c"];
 
 /// Where an error sends a request, and whether only this once.
 fn redirected(error: &RedisError, from: &Place) -> Option<(Place, bool)> {
@@ -298,7 +300,7 @@ fn asked(error: RedisError, key: &str) -> Error {
 }
 
 /// The master of every slot, from the answer of CLUSTER SLOTS.
-fn owners(answer: &Value, asked: &Place) -> Option<BTreeMap<u16, Place>> {
+pub(super) fn owners(answer: &Value, asked: &Place) -> Option<BTreeMap<u16, Place>> {
     let Value::Array(ranges) = answer else { return None };
     let mut owners = BTreeMap::new();
     for range in ranges {
@@ -325,7 +327,7 @@ fn owners(answer: &Value, asked: &Place) -> Option<BTreeMap<u16, Place>> {
 }
 
 /// The slot of a key: of its hash tag, if it has one.
-fn slot(key: &[u8]) -> u16 {
+pub(super) fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|&byte| byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];
         let close = rest.iter().position(|&byte| byte == b'}')?;

@@ -10,9 +10,8 @@ local raw = redis.call('GET', K)
 if not raw then return {} end
 local time = redis.call('TIME')
 local none = {}
-local flags = string.match(raw, '^1 %l (%S+) ')
-if not flags then return redis.error_reply('FOREIGN the key holds something else') end
-local kind = string.sub(raw, 3, 3)
+local kind, flags = string.match(raw, '^2(%l)([%-qswx]+) ')
+if not kind then return redis.error_reply('FOREIGN the key holds something else') end
 local s = string.find(flags, 's', 1, true)
 local q = string.find(flags, 'q', 1, true)
 local d = kind == 'l' or kind == 'f'

@@ -24,6 +24,10 @@ pub(super) fn status(name: &LockName, reply: &Reply) -> Result<Status> {
     status.holders = holders(&record, now, reply)?;
     status.waiters = waiters(now, reply)?;
     status.cell = cell(&record, now, reply)?;
+    // A latch that is over is none, and the name free for anything.
+    if status.kind == Some(Kind::Latch) && status.cell.is_none() {
+        status.kind = None;
+    }
     Ok(status)
 }
 
@@ -43,19 +47,23 @@ struct Record<'a> {
 
 impl<'a> Record<'a> {
     fn read(raw: &'a str) -> Option<Self> {
-        let columns: Vec<&str> = raw.splitn(15, ' ').collect();
+        let columns: Vec<&str> = raw.splitn(13, ' ').collect();
         let number = |index: usize| columns.get(index)?.parse::<u64>().ok();
+        // The columns of the holder are missing if there is none.
+        let held = |index: usize| number(index).unwrap_or_default();
+        let word = |index: usize| columns.get(index).copied().unwrap_or("-");
         Some(Record {
-            kind: kind(columns.get(1)?),
-            counter: Token::new(number(3)?),
-            capacity: u32::try_from(number(5)?).ok()?,
-            closed: Time(number(7)?),
-            ends: Time(number(8)?),
-            since: Time(number(9)?),
-            token: Token::new(number(11)?),
-            claim: columns.get(12)?,
-            revoked: *columns.get(13)? != "-",
-            about: columns.get(14)?,
+            // Version, kind and flags are one column.
+            kind: kind(columns.first()?.get(1..2)?),
+            counter: Token::new(number(1)?),
+            capacity: u32::try_from(number(3)?).ok()?,
+            closed: Time(number(5)?),
+            ends: Time(held(6)),
+            claim: word(7),
+            token: Token::new(held(8)),
+            revoked: word(9) != "-",
+            since: Time(held(10)),
+            about: word(12),
         })
     }
 }

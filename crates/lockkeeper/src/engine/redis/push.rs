@@ -6,7 +6,7 @@
 
 use redis::{FromRedisValue, Value};
 
-use super::name_of;
+use super::keys::name_of;
 use crate::engine::{Event, lines};
 use crate::token::KeeperId;
 

@@ -1,44 +1,56 @@
--- Ends whatever a claim has, and passes the name on.
+-- Ends whatever each of some claims has, and passes the names on.
 --
--- ARGV  1 channel prefix   2 claim   3 µs that the name stays closed
---       4 1 if a request of the claim may still be under way: then it is
---         remembered, and never granted again
--- Reply held MORE · queued MORE · nothing MORE
+-- ARGV  1 channel prefix   2 µs that the names stay closed
+--       3 1 if a request of the claims may still be under way: then they are
+--         remembered, and never granted again; else 0
+--       4… the claims, one per record
+-- Reply of one claim, or a list with the reply of each
+--       1: held, and nothing is left to be served
+--       held MORE · queued MORE · nothing MORE
 
-local insist = true
+local function long(K, raw, now, claim)
+  local insist = true
+  -- @include head.lua
+  -- @include body.lua
+
+  local linger, unsure = tonumber(ARGV[2]), ARGV[3] == '1'
+  local found = 'nothing'
+  if r.w then
+    call('ZREM', W, claim)
+    call('ZREM', V, claim)
+  end
+  local h = shared(claim)
+  if (r.claim == claim and r.ends > 0) or h then
+    found = 'held'
+    if h then drop_shared(claim, h) else vacate() end
+    if linger > 0 then r.closed, dirty = math.max(r.closed, now + linger), true end
+  elseif r.q and call('ZSCORE', Q, claim) then
+    found = 'queued'
+    drop_ticket(claim)
+  end
+  if unsure then remember(claim, now + $REMEMBER) end
+  serve()
+  save()
+  return { found, more }
+end
+
 -- @include start.lua
 
-local claim, linger, unsure = ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
+-- The short cut is for the exclusive holder of a record with no flags, never
+-- closed. The record keeps its time to live, which counts from the end of the
+-- lease that ends here.
+local plain = ARGV[2] == '0' and ARGV[3] == '0'
 
--- The common case: the exclusive holder, and nobody near it.
-if raw and linger == 0 and not unsure then
-  local kept, closed, ends, holder =
-    string.match(raw, '^(1 %l %- %d+ %d+ %d+ %d+ (%d+)) (%d+) %d+ %d+ %d+ (%S+) ')
-  if holder == claim and tonumber(ends) > now and tonumber(closed) <= now then
-    local done = redis.pcall('SET', K, kept .. ' 0 0 0 0 - - ', 'PX', RETENTION)
+local try, sub, type, answers = redis.pcall, string.sub, type, {}
+for i = 4, #ARGV do
+  local K, claim, argument, answer = KEYS[i - 3], ARGV[i]
+  local raw = try('GET', K)
+  if plain and type(raw) == 'string' and sub(raw, 3, 7) == '---- ' and sub(raw, 41, 47) == ' 0 0 0 '
+    and sub(raw, 64, 65 + #claim) == ' ' .. claim .. ' ' and tonumber(sub(raw, 48, 63)) > now then
+    local done = try('SET', K, sub(raw, 1, 46), 'KEEPTTL')
     -- Out of memory: the long way knows what to do.
-    if not done.err then return { 'held', 0 } end
+    if not done.err then answer = 1 end
   end
+  -- @include several.lua
 end
-
--- @include head.lua
--- @include body.lua
-
-local found = 'nothing'
-if r.w then
-  redis.call('ZREM', W, claim)
-  redis.call('ZREM', V, claim)
-end
-local h = shared(claim)
-if (r.claim == claim and r.ends > 0) or h then
-  found = 'held'
-  if h then drop_shared(claim, h) else vacate() end
-  if linger > 0 then r.closed, dirty = math.max(r.closed, now + linger), true end
-elseif r.q and redis.call('ZSCORE', Q, claim) then
-  found = 'queued'
-  drop_ticket(claim)
-end
-if unsure then remember(claim, now + REMEMBER) end
-serve()
-save()
-return { found, more }
+return #answers == 1 and answers[1] or answers

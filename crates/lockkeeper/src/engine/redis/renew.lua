@@ -1,40 +1,59 @@
--- Keeps a claim alive if it still is what its keeper believes. Never creates.
+-- Keeps each of some claims alive if it still is what its keeper believes.
+-- Never creates.
 --
--- ARGV  1 channel prefix   2 claim   3 believed: h(eld), q(ueued)
---       4 its token or - · its ticket   5 lease µs   6 floor of the name's counter
--- Reply held TOKEN|- MORE · queued TICKET AHEAD LOOK MORE · gone CAUSE [REASON]
+-- ARGV  1 channel prefix   2 believed: h(eld), q(ueued)   3 lease µs   4 floor of the names' counters
+--       5… for each record its claim, and the claim's token (in 16 digits) or -, or its ticket
+-- Reply of one claim, or a list with the reply of each
+--       TOKEN, a number: held, and nothing is left to be served
+--       held TOKEN|- MORE · queued TICKET AHEAD LOOK MORE · gone CAUSE [REASON]
 --
 -- A believed place that turns out to be granted is confirmed for the lease.
 
-local insist = true
--- @include start.lua
--- @include head.lua
+local function long(K, raw, now, claim, number)
+  local insist = true
+  -- @include head.lua
+  -- @include body.lua
 
-local claim, lease, floor = ARGV[2], tonumber(ARGV[5]), tonumber(ARGV[6])
-local believed = ARGV[3] == 'h' and ARGV[4] or nil
-
--- The common case: the exclusive holder, and nobody near it.
-if r and r.flags == '-' and r.claim == claim and r.ends > now and r.revoked == '-' and believed
-  and r.token == tonumber(believed) then
-  r.ends = math.max(r.ends, now + lease)
-  r.counter = math.max(r.counter, floor)
-  write()
-  return { 'held', believed, 0 }
-end
-
--- @include body.lua
-
-local answer = extend(claim, lease, believed, floor) or finished(claim)
-if not answer then
-  local ticket = r.q and redis.call('ZSCORE', Q, claim)
-  if ARGV[3] == 'h' then
-    answer = { 'gone', (r.ends == 0 and not r.s) and 'expired' or 'taken_over' }
-  elseif ticket and tonumber(ticket) == tonumber(ARGV[4]) then
-    dirty = true -- the record must outlive the queue
-    answer = refresh(claim)
-  else
-    answer = { 'gone', 'expired' }
+  local lease, floor = tonumber(ARGV[3]), tonumber(ARGV[4])
+  local believed = ARGV[2] == 'h' and number or nil
+  local answer = extend(claim, lease, believed, floor) or finished(claim)
+  if not answer then
+    local ticket = r.q and call('ZSCORE', Q, claim)
+    if believed then
+      answer = { 'gone', (r.ends == 0 and not r.s) and 'expired' or 'taken_over' }
+    elseif ticket and tonumber(ticket) == tonumber(number) then
+      dirty = true -- the record must outlive the queue
+      answer = refresh(claim)
+    else
+      answer = { 'gone', 'expired' }
+    end
   end
+  save()
+  return answer
 end
-save()
-return answer
+
+-- @include start.lua
+
+-- The short cut is for the exclusive holder, not revoked, of a record with no
+-- flags, never closed.
+local lease = tonumber(ARGV[3])
+local plain = ARGV[2] == 'h' and ARGV[4] == '0' and lease <= $HOUR
+local ends = string.format('%016.0f', now + lease)
+
+local try, sub, type, answers = redis.pcall, string.sub, type, {}
+for i = 5, #ARGV, 2 do
+  local K, claim, argument, answer = KEYS[(i - 3) / 2], ARGV[i], ARGV[i + 1]
+  local raw = try('GET', K)
+  if plain and type(raw) == 'string' and sub(raw, 3, 7) == '---- ' and sub(raw, 41, 47) == ' 0 0 0 ' then
+    local holder = ' ' .. claim .. ' ' .. argument .. ' - '
+    local left = sub(raw, 64, 63 + #holder) == holder and tonumber(sub(raw, 48, 63)) - now or 0
+    -- Never shortened: what has longer left goes the long way.
+    if left > 0 and left <= lease then
+      local done = try('SET', K, sub(raw, 1, 47) .. ends .. sub(raw, 64), 'PX', '$LIFE')
+      -- Out of memory: the long way knows what to do.
+      if not done.err then answer = tonumber(argument) end
+    end
+  end
+  -- @include several.lua
+end
+return #answers == 1 and answers[1] or answers

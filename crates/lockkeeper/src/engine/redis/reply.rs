@@ -11,14 +11,24 @@ use crate::model::{Answer, Refusal, Time};
 use crate::token::Token;
 use crate::url::parts::decode;
 
-/// An answer, word by word.
+/// An answer, word by word. The common case is a bare number, of which the
+/// script's header says what it means.
 pub(super) struct Reply(Vec<Value>);
 
 impl Reply {
     pub(super) fn new(value: Value) -> Result<Self> {
         match value {
             Value::Array(words) => Ok(Reply(words)),
+            number @ Value::Int(_) => Ok(Reply(vec![number])),
             other => Err(strange(&other)),
+        }
+    }
+
+    /// The number that is the whole answer.
+    fn bare(&self) -> Option<u64> {
+        match self.0[..] {
+            [Value::Int(number)] => u64::try_from(number).ok(),
+            _ => None,
         }
     }
 
@@ -46,11 +56,14 @@ impl Reply {
 
     /// Whether the script left something to be served.
     pub(super) fn has_more(&self) -> bool {
-        matches!(self.0.last(), Some(Value::Int(1)))
+        self.0.len() > 1 && matches!(self.0.last(), Some(Value::Int(1)))
     }
 
     /// What a claim is now; `now` is what the server's clock counts from here.
     pub(super) fn answer(&self) -> Result<(Answer, bool)> {
+        if let Some(token) = self.bare() {
+            return Ok((Answer::Held { token: Some(Token::new(token)) }, false));
+        }
         let answer = match self.text(0)?.as_str() {
             "held" => Answer::Held { token: token(&self.text(1)?)? },
             "queued" => {
@@ -92,6 +105,9 @@ impl Reply {
 
     /// What a release or revoke found.
     pub(super) fn found(&self) -> Result<Found> {
+        if self.bare().is_some() {
+            return Ok(Found::Held);
+        }
         match self.text(0)?.as_str() {
             "held" => Ok(Found::Held),
             "queued" => Ok(Found::Queued),

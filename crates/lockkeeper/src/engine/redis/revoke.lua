@@ -8,13 +8,15 @@
 
 local insist = true
 -- @include start.lua
+local K = KEYS[1]
+local raw = redis.pcall('GET', K)
 -- @include head.lua
 -- @include body.lua
 
 local claim, how, reason = ARGV[2], ARGV[4], ARGV[5]
 local held = r.claim == claim and r.ends > 0
 local h = not held and shared(claim)
-local token = held and string.format('%.0f', r.token) or h and h.token
+local token = held and format('%.0f', r.token) or h and h.token
 if token ~= ARGV[3] then
   save()
   return { 'nothing', more }
@@ -27,11 +29,11 @@ if how == 'o' then
     keep_shared(claim, h)
   end
 else
-  local ends = held and r.ends or tonumber(redis.call('ZSCORE', L, claim) or 0)
+  local ends = held and r.ends or tonumber(call('ZSCORE', L, claim) or 0)
   if held then vacate() else drop_shared(claim, h) end
   -- Its owner must hear "broken" whenever it asks, and a late request of it
   -- must not be granted.
-  remember(claim, math.max(ends, now + REMEMBER), reason)
+  remember(claim, math.max(ends, now + $REMEMBER), reason)
 end
 push(claim, 'b ' .. claim .. ' ' .. reason)
 serve()

@@ -1,7 +1,10 @@
 //! Which server a name is asked for at.
 
+use std::sync::Arc;
+
 use redis::{Cmd, RedisError, Value, cmd};
 
+use super::batch::{Batch, Verb};
 use super::cluster::Cluster;
 use super::config::{Redis, Topology};
 use super::push;
@@ -14,7 +17,7 @@ use crate::error::Result;
 #[derive(Debug)]
 pub(super) enum Route {
     /// One server has them all.
-    One { wire: Wire, channels: String },
+    One { wire: Arc<Wire>, channels: String, batch: Batch },
     /// Each is on a node of a cluster.
     Many(Cluster),
 }
@@ -33,6 +36,18 @@ pub(super) enum Weight {
     Firm,
 }
 
+/// One claim's part of a script that takes several.
+#[derive(Debug)]
+pub(super) struct Ask {
+    /// The record.
+    pub(super) key: String,
+    /// What may be shared with other claims, see [`words`](super::words).
+    pub(super) words: Arc<str>,
+    pub(super) claim: String,
+    /// What else the script wants to know of this claim.
+    pub(super) argument: Option<String>,
+}
+
 impl Route {
     pub(super) async fn open(redis: Redis, seat: Seat) -> Result<Self> {
         let target = match redis.topology.clone() {
@@ -43,8 +58,34 @@ impl Route {
             }
         };
         let channels = push::channels(&redis.prefix);
-        let wire = Wire::open(redis, seat, target, 0).await?;
-        Ok(Route::One { wire, channels })
+        let wire = Arc::new(Wire::open(redis, seat, target, 0).await?);
+        let batch = Batch::start(wire.clone(), channels.clone());
+        Ok(Route::One { wire, channels, batch })
+    }
+
+    /// Runs a script for one claim; on one server together with others that ask
+    /// in the same moment. In a cluster a command is for one slot, so every
+    /// claim has its own; so has one that replicas must confirm.
+    pub(super) async fn ask(&self, verb: Verb, ask: Ask, weight: Weight) -> Result<Answered> {
+        let key = ask.key.clone();
+        match self {
+            Route::One { wire, channels, batch } => {
+                let answer = if weight == Weight::Firm && wire.has_witness() {
+                    let call = Call::of(verb.script(), channels, &[&ask]);
+                    // Boxed, as what follows: rare ways must not make every
+                    // request large.
+                    Box::pin(call.run(wire, weight)).await?
+                } else {
+                    batch.ask(verb, ask).await?.map(|value| (value, true))
+                };
+                let (value, confirmed) = answer.map_err(|error| wire.judge(error, &key))?;
+                Ok(Answered { value, shard: wire.shard(), confirmed })
+            }
+            Route::Many(cluster) => {
+                let arguments = Call::of(verb.script(), "", &[&ask]).arguments;
+                Box::pin(cluster.run(verb.script(), &key, &arguments, weight)).await
+            }
+        }
     }
 
     /// Runs a script on the name behind `key`.
@@ -53,16 +94,16 @@ impl Route {
         script: &Script,
         key: &str,
         arguments: &[&str],
-        weight: Weight,
     ) -> Result<Answered> {
         match self {
-            Route::One { wire, channels } => {
-                let call = Call { script, keys: &[key], channels, arguments };
-                let answer = call.run(wire, weight).await?;
+            Route::One { wire, channels, .. } => {
+                let call =
+                    Call { script, keys: vec![key], channels, arguments: arguments.to_vec() };
+                let answer = call.run(wire, Weight::Plain).await?;
                 let (value, confirmed) = answer.map_err(|error| wire.judge(error, key))?;
                 Ok(Answered { value, shard: wire.shard(), confirmed })
             }
-            Route::Many(cluster) => cluster.run(script, key, arguments, weight).await,
+            Route::Many(cluster) => cluster.run(script, key, arguments, Weight::Plain).await,
         }
     }
 
@@ -92,7 +133,10 @@ impl Route {
 
     pub(super) fn close(&self) {
         match self {
-            Route::One { wire, .. } => wire.close(),
+            Route::One { wire, batch, .. } => {
+                batch.close();
+                wire.close();
+            }
             Route::Many(cluster) => cluster.close(),
         }
     }
@@ -101,12 +145,24 @@ impl Route {
 /// A script with everything it is to be run with.
 pub(super) struct Call<'a> {
     pub(super) script: &'a Script,
-    pub(super) keys: &'a [&'a str],
+    pub(super) keys: Vec<&'a str>,
     pub(super) channels: &'a str,
-    pub(super) arguments: &'a [&'a str],
+    pub(super) arguments: Vec<&'a str>,
 }
 
-impl Call<'_> {
+impl<'a> Call<'a> {
+    /// A script for several claims that use the same words.
+    pub(super) fn of(script: &'a Script, channels: &'a str, asks: &[&'a Ask]) -> Self {
+        let words = asks.first().into_iter().flat_map(|ask| ask.words.split('\n'));
+        let each = asks.iter().flat_map(|ask| [Some(&*ask.claim), ask.argument.as_deref()]);
+        Call {
+            script,
+            keys: asks.iter().map(|ask| &*ask.key).collect(),
+            channels,
+            arguments: words.chain(each.flatten()).collect(),
+        }
+    }
+
     /// The command that names the script by its hash.
     pub(super) fn by_hash(&self) -> Cmd {
         self.command("EVALSHA", &self.script.hash)
@@ -114,8 +170,8 @@ impl Call<'_> {
 
     fn command(&self, verb: &str, script: &str) -> Cmd {
         let mut command = cmd(verb);
-        command.arg(script).arg(self.keys.len()).arg(self.keys);
-        command.arg(self.channels).arg(self.arguments);
+        command.arg(script).arg(self.keys.len()).arg(&self.keys);
+        command.arg(self.channels).arg(&self.arguments);
         command
     }
 

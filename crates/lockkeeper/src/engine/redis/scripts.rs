@@ -2,6 +2,10 @@
 
 use std::sync::LazyLock;
 
+use super::MAX_TOKEN;
+use crate::engine::{REMEMBER, TICKET};
+use crate::model::Record;
+
 /// A script and the hash by which servers know it.
 #[derive(Debug)]
 pub(super) struct Script {
@@ -46,13 +50,22 @@ impl Scripts {
     }
 }
 
-/// Puts the shared parts in their places and leaves out the comments, which
-/// every server would have to keep.
+/// Puts the shared parts and the constants in their places, and leaves out the
+/// comments, which every server would have to keep.
 fn script(source: &str) -> Script {
+    const HOUR_MS: u128 = 3_600_000;
+    let retention = Record::RETENTION.as_millis();
     let whole = source
         .replace("-- @include start.lua", include_str!("start.lua"))
         .replace("-- @include head.lua", include_str!("head.lua"))
-        .replace("-- @include body.lua", include_str!("body.lua"));
+        .replace("-- @include body.lua", include_str!("body.lua"))
+        .replace("-- @include several.lua", include_str!("several.lua"))
+        .replace("$TICKET", &TICKET.as_micros().to_string())
+        .replace("$REMEMBER", &REMEMBER.as_micros().to_string())
+        .replace("$RETENTION", &retention.to_string())
+        .replace("$HOUR", &(HOUR_MS * 1000).to_string())
+        .replace("$LIFE", &(retention + HOUR_MS).to_string())
+        .replace("$LARGEST", &MAX_TOKEN.to_string());
     let code: Vec<&str> = whole
         .lines()
         .map(str::trim)
@@ -65,18 +78,13 @@ fn script(source: &str) -> Script {
 
 #[cfg(test)]
 mod tests {
-    use crate::engine::{REMEMBER, TICKET};
-    use crate::model::Record;
+    use super::*;
 
     #[test]
-    fn the_scripts_know_the_same_times() {
-        let start = include_str!("start.lua");
-        for (name, number) in [
-            ("RETENTION", Record::RETENTION.as_millis()),
-            ("TICKET", TICKET.as_micros()),
-            ("REMEMBER", REMEMBER.as_micros()),
-        ] {
-            assert!(start.contains(&format!("local {name} = {number} --")), "{name}");
+    fn nothing_is_left_to_be_put_in() {
+        for script in SCRIPTS.all() {
+            assert!(!script.code.contains('$') || script.code.contains("$'"), "{}", script.code);
+            assert!(!script.code.contains("@include"), "{}", script.code);
         }
     }
 }

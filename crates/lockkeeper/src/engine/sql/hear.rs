@@ -1,8 +1,6 @@
 //! How a keeper hears of what others did: one connection that listens, or one
 //! that looks, for all its claims together, and only while there are any.
 
-#[cfg(feature = "postgres")]
-mod listen;
 #[cfg(feature = "mysql")]
 mod poll;
 
@@ -16,6 +14,10 @@ use tokio::time::Instant;
 
 use super::config::Sql;
 use super::dialect::Hearing;
+#[cfg(feature = "postgres")]
+use super::fault::{Class, Fault};
+#[cfg(feature = "postgres")]
+use super::wire::{ask, connect};
 use crate::driver::backoff;
 use crate::engine::{Event, Seat, TICKET, lines};
 use crate::name::LockName;
@@ -215,7 +217,7 @@ async fn hear(shared: Arc<Shared>) {
         let fault = match shared.sql.dialect.hearing() {
             #[cfg(feature = "postgres")]
             Hearing::Pushed => {
-                let ended = listen::listen(&shared, &mut failures).await;
+                let ended = listen(&shared, &mut failures).await;
                 shared.ready.send_replace(false);
                 ended
             }
@@ -226,6 +228,39 @@ async fn hear(shared: Arc<Shared>) {
             failures += 1;
             tracing::debug!(error = %fault.at(super::fault::Stage::Work), "not listening");
             tokio::time::sleep(backoff(failures)).await;
+        }
+    }
+}
+
+/// Listens until nobody needs it any more.
+#[cfg(feature = "postgres")]
+async fn listen(shared: &Shared, failures: &mut u32) -> Result<(), Fault> {
+    let (sender, mut lines) = tokio::sync::mpsc::unbounded_channel();
+    let mut connection = connect(&shared.sql, Some(sender)).await?;
+    let channel = super::postgres::channel(shared.seat.keeper);
+    ask(&mut *connection, &format!("LISTEN {channel}"), shared.sql.command).await?;
+    shared.ready.send_replace(true);
+    // What was told while nobody listened is found by asking. Whoever begins
+    // to wait does that by itself.
+    if std::mem::take(failures) > 0 || !shared.lock().held.is_empty() {
+        shared.seat.events.push(Event::Link { shard: 0, up: true });
+    }
+    let mut idle = Instant::now();
+    loop {
+        if shared.need() != Need::None {
+            idle = Instant::now();
+        }
+        if idle.elapsed() > SPARE || shared.is_closed() {
+            connection.close().await;
+            return Ok(());
+        }
+        tokio::select! {
+            line = lines.recv() => match line {
+                Some(line) => shared.hear(&line),
+                None => return Err(Fault::new(Class::Lost, "the server ended the connection")),
+            },
+            () = shared.wanted.notified() => {}
+            () = tokio::time::sleep(SPARE) => {}
         }
     }
 }

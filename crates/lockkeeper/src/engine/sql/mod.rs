@@ -9,6 +9,7 @@
 //!   locks; `hear`: being told of what others did; `gc`: forgetting idle names;
 //! - `session`: the engine on row locks.
 
+mod bare;
 mod config;
 mod desk;
 mod dialect;
@@ -33,6 +34,7 @@ mod wire;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use bare::Bare;
 pub use config::{Sql, Strategy};
 
 use super::{Engine, Seat};

@@ -192,7 +192,7 @@ fn encrypted(sql: &Sql, options: OptsBuilder) -> Result<OptsBuilder, Fault> {
     if !sql.tls {
         return Ok(options);
     }
-    super::tls::provider();
+    crate::tls::choose_provider();
     let roots = super::tls::roots(sql)?;
     let roots = roots.into_iter().map(|root| root.to_vec().into()).collect();
     let tls =

@@ -7,17 +7,6 @@ use super::config::Sql;
 use super::fault::{Class, Fault};
 use crate::error::ErrorKind;
 
-/// Several drivers bring several providers along, and then rustls has no
-/// default of its own: make one.
-#[cfg(feature = "mysql")]
-pub(super) fn provider() {
-    use rustls::crypto::{CryptoProvider, ring};
-    if CryptoProvider::get_default().is_none() {
-        // Another thread may be first; then it is there all the same.
-        let _ = ring::default_provider().install_default();
-    }
-}
-
 /// The certificates to trust: those of the file, or the system's.
 pub(super) fn roots(sql: &Sql) -> Result<Vec<CertificateDer<'static>>, Fault> {
     let invalid = |text: String| Fault::new(Class::Refused(ErrorKind::Invalid), text);

@@ -1,4 +1,4 @@
-//! Hearing where lines must be looked for.
+//! Looking for what others did, where the server does not push it.
 
 use std::time::Duration;
 

@@ -1,0 +1,116 @@
+//! From a configuration to a session, or a sentence that says why there is none.
+
+use std::time::Duration;
+
+use zookeeper_client::{Client, Connector, Error as ZkError, SaslOptions};
+
+use super::config::ZooKeeper;
+use super::fault::{Trouble, read_only};
+use crate::error::{Error, ErrorKind, Result};
+
+/// How long finding out why there is no session may take.
+const LOOK_LIMIT: Duration = Duration::from_millis(500);
+
+/// For how long a member may say nothing before another one is tried.
+const LEAST_SILENCE: Duration = Duration::from_millis(700);
+
+/// Opens a session.
+pub(super) async fn connect(zookeeper: &ZooKeeper) -> Result<Client> {
+    let connector = connector(zookeeper)?;
+    let insist = async {
+        loop {
+            // The client gives up after one session's time.
+            match dial(zookeeper, connector.clone()).await {
+                Err(ZkError::Timeout) => {}
+                opened => return opened,
+            }
+        }
+    };
+    match tokio::time::timeout(zookeeper.connect, insist).await {
+        Ok(Ok(client)) => Ok(client),
+        Ok(Err(ZkError::AuthFailed)) => Err(Trouble::from(ZkError::AuthFailed).into()),
+        Ok(Err(error)) => Err(why_not(zookeeper).await.because(error)),
+        Err(_) => Err(why_not(zookeeper).await),
+    }
+}
+
+async fn dial(zookeeper: &ZooKeeper, connector: Connector) -> std::result::Result<Client, ZkError> {
+    let cluster = zookeeper.cluster();
+    #[cfg(feature = "tls")]
+    if zookeeper.tls {
+        return connector.secure_connect(&cluster).await;
+    }
+    connector.connect(&cluster).await
+}
+
+fn connector(zookeeper: &ZooKeeper) -> Result<Connector> {
+    // A member that freezes is noticed so early that even when the next try
+    // hits it again, the one after that comes before any guard is lost.
+    let silence = (zookeeper.session / 4).max(LEAST_SILENCE);
+    let mut connector = Client::connector()
+        .with_session_timeout(zookeeper.session)
+        .with_connection_timeout(silence);
+    if let (Some(user), Some(password)) = (&zookeeper.user, &zookeeper.password) {
+        connector = if zookeeper.sasl {
+            connector.with_sasl(SaslOptions::digest_md5(user.clone(), password.clone()))
+        } else {
+            connector.with_auth("digest", format!("{user}:{password}").as_bytes())
+        };
+    }
+    if zookeeper.tls { encrypted(zookeeper, connector) } else { Ok(connector) }
+}
+
+#[cfg(feature = "tls")]
+fn encrypted(zookeeper: &ZooKeeper, connector: Connector) -> Result<Connector> {
+    use std::path::Path;
+
+    use crate::error::invalid;
+    use zookeeper_client::TlsOptions;
+
+    crate::tls::choose_provider();
+    let read = |path: &Path| {
+        std::fs::read_to_string(path).map_err(|error| {
+            invalid(format!("the file {} cannot be read", path.display())).because(error)
+        })
+    };
+    let wrong = |error: ZkError| invalid("a certificate or key is not usable").because(error);
+    let mut options = TlsOptions::new();
+    if let Some(ca) = &zookeeper.ca {
+        options = options.with_pem_ca(&read(ca)?).map_err(wrong)?;
+    }
+    if let (Some(cert), Some(key)) = &zookeeper.identity {
+        options = options.with_pem_identity(&read(cert)?, &read(key)?).map_err(wrong)?;
+    }
+    Ok(connector.with_tls(options))
+}
+
+#[cfg(not(feature = "tls"))]
+fn encrypted(_zookeeper: &ZooKeeper, _connector: Connector) -> Result<Connector> {
+    Err(crate::error::invalid("this program is built without encryption (feature tls)"))
+}
+
+/// Finds out why no member opens a session.
+async fn why_not(zookeeper: &ZooKeeper) -> Error {
+    let listens = zookeeper.members.iter().map(|(host, port)| async move {
+        let dial = tokio::net::TcpStream::connect((host.as_str(), *port));
+        matches!(tokio::time::timeout(LOOK_LIMIT, dial).await, Ok(Ok(_)))
+    });
+    let listens = futures_util::future::join_all(listens).await;
+    if !listens.contains(&true) {
+        let text = format!("nobody listens at {}", zookeeper.hosts());
+        return Error::new(ErrorKind::Unreachable, text);
+    }
+    if let Ok(connector) = connector(zookeeper) {
+        let connector = connector.with_readonly(true).with_fail_eagerly();
+        let opened = tokio::time::timeout(LOOK_LIMIT, dial(zookeeper, connector)).await;
+        if matches!(opened, Ok(Ok(client)) if client.session().is_readonly()) {
+            return read_only();
+        }
+    }
+    let tls = if zookeeper.tls { ", or they do not accept our encryption" } else { "" };
+    let text = format!(
+        "no member of {} opens a session: the ensemble has no quorum, or they refuse us{tls}",
+        zookeeper.hosts()
+    );
+    Error::new(ErrorKind::Unreachable, text)
+}

@@ -1,6 +1,6 @@
 //! Engine URLs: which engine, and how to print one without its secrets.
 
-#[cfg(any(feature = "redis", feature = "mysql", feature = "postgres"))]
+#[cfg(any(feature = "redis", feature = "mysql", feature = "postgres", feature = "zookeeper"))]
 pub(crate) mod parts;
 
 use std::sync::Arc;

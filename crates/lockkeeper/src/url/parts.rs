@@ -32,19 +32,24 @@ pub(crate) fn host_and_port(place: &str, default: u16) -> Result<(String, u16)> 
 
 /// Reads `250ms`, `2s` or `1m`: a limit for a connection or an answer.
 pub(crate) fn span(key: &str, text: &str) -> Result<Duration> {
+    match time(text) {
+        Some(span) if span <= Duration::from_secs(60) => Ok(span),
+        _ => Err(bad(format!("{key} is a time from 1ms to 1m, such as 300ms or 2s"))),
+    }
+}
+
+/// Reads a time that is not zero.
+pub(crate) fn time(text: &str) -> Option<Duration> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
     let factor = match unit {
-        "ms" => Some(1),
-        "s" => Some(1000),
-        "m" => Some(60_000),
-        _ => None,
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        _ => return None,
     };
-    let millis = number.parse::<u64>().ok().zip(factor).map(|(n, f)| n.saturating_mul(f));
-    match millis {
-        Some(millis @ 1..=60_000) => Ok(Duration::from_millis(millis)),
-        _ => Err(bad(format!("{key} is a time from 1ms to 1m, such as 300ms or 2s"))),
-    }
+    let millis = number.parse::<u64>().ok()?.saturating_mul(factor);
+    (millis > 0).then(|| Duration::from_millis(millis))
 }
 
 /// Writes text with nothing but printable bytes and no space; `%XX` for the others.

@@ -9,7 +9,11 @@ use async_trait::async_trait;
 
 use super::ZooKeeperEngine;
 use crate::engine::{Connect, Engine, Seat};
-use crate::error::{Error, Result, invalid};
+use crate::error::Result;
+use crate::url::parts::{bad, decode, encode, filled, host_and_port, span, time};
+
+/// What a session is, to whoever wrote something else.
+const NO_SESSION: &str = "a session lasts from 1s to 1h";
 
 /// The port of a member that a URL names without one.
 const PORT: u16 = 2181;
@@ -160,7 +164,7 @@ impl ZooKeeper {
     fn with_parameter(self, key: &str, value: &str) -> Result<Self> {
         let file = |path: &str| Some(PathBuf::from(path));
         match (key, value) {
-            ("session", _) => self.with_session(span("session", value)?),
+            ("session", _) => self.with_session(time(value).ok_or_else(|| bad(NO_SESSION))?),
             ("tick", _) => Ok(self.with_tick(span("tick", value)?)),
             ("connect", _) => Ok(self.with_connect_limit(span("connect", value)?)),
             ("command", _) => Ok(self.with_command_limit(span("command", value)?)),
@@ -231,7 +235,7 @@ impl ZooKeeper {
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) below one second or above an hour.
     pub fn with_session(mut self, session: Duration) -> Result<Self> {
         if !(Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&session) {
-            return Err(bad("a session lasts from 1s to 1h"));
+            return Err(bad(NO_SESSION));
         }
         self.session = session;
         Ok(self)
@@ -323,7 +327,7 @@ impl ZooKeeper {
 impl Connect for ZooKeeper {
     fn label(&self) -> Arc<str> {
         let scheme = if self.tls { "zookeepers" } else { "zookeeper" };
-        format!("{scheme}://{}{}", self.hosts(), encode(&self.chroot)).into()
+        format!("{scheme}://{}{}", self.hosts(), encode(&self.chroot).replace('@', "%40")).into()
     }
 
     async fn open(&self, seat: Seat) -> Result<Arc<dyn Engine>> {
@@ -338,14 +342,6 @@ impl fmt::Debug for ZooKeeper {
     }
 }
 
-fn bad(message: impl Into<String>) -> Error {
-    invalid(message).during("connect")
-}
-
-fn filled(text: String) -> Option<String> {
-    (!text.is_empty()).then_some(text)
-}
-
 /// Whether this can be the name or address of a host.
 fn is_host(host: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte);
@@ -354,73 +350,10 @@ fn is_host(host: &str) -> bool {
 
 /// Reads `host`, `host:port`, `[address]` or `[address]:port`.
 fn member(place: &str, default: u16) -> Result<(String, u16)> {
-    let port = |text: &str| match text.parse() {
-        Ok(port) if port != 0 => Ok(port),
-        _ => Err(bad("a port is a number from 1 to 65535")),
-    };
-    if let Some(rest) = place.strip_prefix('[') {
-        let (host, rest) = rest.split_once(']').ok_or_else(|| bad("an address lacks its ]"))?;
-        return match rest.strip_prefix(':') {
-            Some(text) => Ok((host.to_owned(), port(text)?)),
-            None if rest.is_empty() => Ok((host.to_owned(), default)),
-            None => Err(bad("there is something between an address and its port")),
-        };
+    match host_and_port(place, default)? {
+        (_, 0) => Err(bad("a port is a number from 1 to 65535")),
+        member => Ok(member),
     }
-    match place.split_once(':') {
-        Some((host, text)) => Ok((decode(host)?, port(text)?)),
-        None => Ok((decode(place)?, default)),
-    }
-}
-
-/// Reads `250ms`, `2s` or `1m`.
-fn span(key: &str, text: &str) -> Result<Duration> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let factor = match unit {
-        "ms" => Some(1),
-        "s" => Some(1000),
-        "m" => Some(60_000),
-        _ => None,
-    };
-    let millis = number.parse::<u64>().ok().zip(factor).map(|(n, f)| n.saturating_mul(f));
-    match millis {
-        Some(millis @ 1..=3_600_000) => Ok(Duration::from_millis(millis)),
-        _ => Err(bad(format!("{key} is a time such as 300ms, 2s or 1m"))),
-    }
-}
-
-/// Writes text with nothing but printable bytes and no space; `%XX` for the others.
-fn encode(text: &str) -> String {
-    use fmt::Write;
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_graphic() && !b"%?&@".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            // Writing to a string cannot fail.
-            let _ = write!(out, "%{byte:02X}");
-        }
-    }
-    out
-}
-
-/// Reads what [`encode`] wrote, and what people write in URLs.
-fn decode(text: &str) -> Result<String> {
-    let broken = || bad("a %XX in a zookeeper URL is broken");
-    let mut out = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        rest = after;
-        if byte != b'%' {
-            out.push(byte);
-            continue;
-        }
-        let (pair, after) = rest.split_at_checked(2).ok_or_else(broken)?;
-        let pair = std::str::from_utf8(pair).map_err(|_| broken())?;
-        out.push(u8::from_str_radix(pair, 16).map_err(|_| broken())?);
-        rest = after;
-    }
-    String::from_utf8(out).map_err(|_| broken())
 }
 
 #[cfg(test)]

@@ -271,7 +271,7 @@ fn text_row(row: mysql_async::Row) -> Row {
         Value::Bytes(bytes) => Some(bytes),
         other => Some(other.as_sql(true).into_bytes()),
     };
-    Row(row.unwrap().into_iter().map(text).collect())
+    Row(row.unwrap_raw().into_iter().map(|value| value.and_then(text)).collect())
 }
 
 /// The error of a connection that could not be made.

@@ -17,6 +17,10 @@ use crate::token::{ClaimId, Token};
 /// How long a wait goes on before the log says so.
 const NAG: Duration = Duration::from_secs(30);
 
+/// How soon a pushed hand-over is confirmed. Many a lock is given back before,
+/// and what is given back needs no lease.
+const SOON: Duration = Duration::from_millis(2);
+
 impl Driver {
     /// Takes in an acquisition: behind the others of this keeper, or at once.
     pub(super) fn on_ask(&mut self, ask: Ask) {
@@ -329,14 +333,15 @@ impl Driver {
         if place.ticket != ticket {
             return;
         }
-        // Either way it is confirmed at once. With little left, the guard
-        // waits for that, so that it is not lost as soon as it is given.
-        (place.renew_at, *nudged) = (now, *due);
         if place.until.since(now) < TICKET / 4 {
+            // With little left, the guard waits for a confirmation, so that
+            // it is not lost as soon as it is given.
+            (place.renew_at, *nudged) = (now, *due);
             self.schedule(number);
             return;
         }
-        let grant = Grant { token, valid_until: place.until, renew_at: now, shard: place.shard };
+        let (valid_until, renew_at) = (place.until, now + SOON);
+        let grant = Grant { token, valid_until, renew_at, shard: place.shard };
         self.deliver(number, grant);
     }
 

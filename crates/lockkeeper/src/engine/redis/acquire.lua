@@ -41,8 +41,8 @@ local function long(K, raw, now, claim)
   local function watch()
     if not call('ZSCORE', W, claim) then call('ZADD', W, now, claim) end
     call('ZADD', V, now + $TICKET, claim)
-    call('PEXPIRE', W, 4 * $TICKET / 1000)
-    call('PEXPIRE', V, 4 * $TICKET / 1000)
+    call('PEXPIRE', W, $QUEUE)
+    call('PEXPIRE', V, $QUEUE)
     if not r.w then r.w, dirty = true, true end
   end
 
@@ -104,13 +104,17 @@ local function long(K, raw, now, claim)
 end
 
 -- @include start.lua
+local try, sub, type = redis.pcall, string.sub, type
 
--- The short cut is for claims of one holder, for a record with no flags, never
--- closed and nobody in it, and for a token by the clock.
+-- The short cuts are for claims of one holder, and for a record that is not
+-- closed. Nobody in it and no flags: granted, with a token by the clock.
 local mode, lease, free = ARGV[2], tonumber(ARGV[4]), nil
 if ARGV[9] == '0' and ARGV[10] == '-' and lease <= $HOUR then
   free = mode == 'x' and '2m---- ' or mode == 'w' and '2r---- '
 end
+-- A live holder, and no flag but the queue's: a new ticket, unless the head of
+-- the queue is dead.
+local line = free and ARGV[3] == 'q' and sub(free, 1, 2) .. 'q--- '
 -- The record to be written is BEFORE ticket … BETWEEN claim AFTER.
 local before, between, after
 if free then
@@ -120,15 +124,50 @@ if free then
   after = ' ' .. stamp .. ' - ' .. stamp .. ' ' .. ARGV[5] .. ' ' .. ARGV[11]
 end
 
-local try, sub, type, answers = redis.pcall, string.sub, type, {}
+local answers = {}
 for i = 12, #ARGV do
   local K, claim, argument, answer = KEYS[i - 11], ARGV[i]
   local raw = try('GET', K)
-  if free and type(raw) == 'string' and #raw == 46 and sub(raw, 1, 7) == free
-    and sub(raw, 41) == ' 0 0 0' and tonumber(sub(raw, 8, 23)) < now then
+  local start = free and type(raw) == 'string' and sub(raw, 1, 7)
+  if start and start == free and #raw == 46 and sub(raw, 41) == ' 0 0 0' and tonumber(sub(raw, 8, 23)) < now then
     local text = before .. sub(raw, 24) .. between .. claim .. after
     local done = try('SET', K, text, 'PX', '$LIFE')
     answer = done.err and done or now
+  elseif line and (start == line or start == free) and sub(raw, 41, 47) == ' 0 0 0 '
+    and sub(raw, 64, 65 + #claim) ~= ' ' .. claim .. ' ' then
+    local left = tonumber(sub(raw, 48, 63)) - now
+    local Q, E, waiting, known = K .. ':q', K .. ':e', 0
+    local alive = true
+    if start == line then
+      local head = try('ZRANGE', Q, 0, 0)[1]
+      waiting, known = try('ZCARD', Q), try('ZSCORE', Q, claim)
+      if head then
+        local ends = try('ZSCORE', E, head)
+        alive = type(ends) == 'string' and tonumber(ends) > now
+      end
+    end
+    -- Whatever is strange goes the long way, which says so.
+    if alive and not known and left > 0 and left <= $HOUR and type(waiting) == 'number'
+      and waiting < tonumber(ARGV[6]) then
+      -- Never a number that a lost record may have given out before.
+      local ticket = math.max(tonumber(sub(raw, 25, 40)) + 1, now)
+      local done = try('ZADD', Q, ticket, claim)
+      if type(done) == 'table' then
+        answer = done
+      else
+        local T = K .. ':t'
+        try('HSET', T, claim, string.format('%s %s %s %.0f %s %s', mode, ARGV[7], ARGV[8], now, ARGV[5], ARGV[11]))
+        try('ZADD', E, now + $TICKET, claim)
+        if waiting == 0 then
+          -- Who is at the head and alive has done so within a ticket's life.
+          try('PEXPIRE', Q, $QUEUE)
+          try('PEXPIRE', E, $QUEUE)
+          try('PEXPIRE', T, $QUEUE)
+        end
+        try('SET', K, line .. sub(raw, 8, 24) .. string.format('%016.0f', ticket) .. sub(raw, 41), 'PX', '$LIFE')
+        answer = { 'queued', string.format('%.0f', ticket), waiting, waiting == 0 and left or -1, 0 }
+      end
+    end
   end
   -- @include several.lua
 end

@@ -312,7 +312,7 @@ local function refresh(claim)
   local ends = tonumber(call('ZSCORE', E, claim) or 0)
   call('ZADD', E, math.max(ends, now + $TICKET), claim)
   for _, key in ipairs({ Q, E, T }) do
-    call('PEXPIRE', key, 4 * $TICKET / 1000)
+    call('PEXPIRE', key, $QUEUE)
   end
   return queued(claim)
 end

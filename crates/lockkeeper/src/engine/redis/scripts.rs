@@ -60,6 +60,7 @@ fn script(source: &str) -> Script {
         .replace("-- @include head.lua", include_str!("head.lua"))
         .replace("-- @include body.lua", include_str!("body.lua"))
         .replace("-- @include several.lua", include_str!("several.lua"))
+        .replace("$QUEUE", &(4 * TICKET.as_millis()).to_string())
         .replace("$TICKET", &TICKET.as_micros().to_string())
         .replace("$REMEMBER", &REMEMBER.as_micros().to_string())
         .replace("$RETENTION", &retention.to_string())

@@ -14,6 +14,7 @@
 --
 -- scripts.rs puts in the constants:
 --   $TICKET     µs that a place in the queue lives unrefreshed
+--   $QUEUE      ms that the keys of a queue live after the last sign of anybody in it
 --   $REMEMBER   µs that a finished claim is remembered
 --   $RETENTION  ms that an idle name is remembered: its tokens, kind and capacity
 --   $HOUR       an hour in µs: leases up to it let the record live for $LIFE

@@ -7,6 +7,7 @@ use lockkeeper::engine::{
     About, Belief, Claim, Event, Events, Found, Intent, Keep, Mode, Release, Seat, Standing,
 };
 use lockkeeper::{ClaimId, Clock, Engine, ErrorKind, Keeper, KeeperId, LockName, Token};
+use lockkeeper_testkit::eventually;
 use lockkeeper_testkit::server::RedisServer;
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -170,6 +171,68 @@ async fn two_commands_per_hand_over_however_many_wait() {
         }
         assert_eq!(scripts(&server).0 - before, 2 * turns as u64, "with {waiters} waiters");
     }
+}
+
+/// A lock that is given back at once needs no lease: its release is all that a
+/// hand-over costs. One that is kept is confirmed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_hold_is_not_confirmed_and_a_long_one_is() {
+    let server = RedisServer::start();
+    let first = Keeper::connect(&server.url()).await.unwrap();
+    let second = Keeper::connect(&server.url()).await.unwrap();
+    let queued = async |keeper: &Keeper| {
+        let mutex = keeper.mutex("short");
+        let waiter = tokio::spawn(async move { mutex.lock().await });
+        let queued = async || first.status("short").await.unwrap().waiters.len() == 1;
+        assert!(eventually(Duration::from_secs(5), queued).await, "no place in the queue");
+        waiter
+    };
+    let guard = first.mutex("short").lock().await.unwrap();
+    let waiter = queued(&second).await;
+    let _ = guard.release().await.unwrap();
+    let brief = waiter.await.unwrap().unwrap();
+    let _ = brief.release().await.unwrap();
+    assert_eq!(second.tally().await.unwrap().renewals, 0, "confirmed though given back");
+
+    let guard = first.mutex("short").lock().await.unwrap();
+    let waiter = queued(&second).await;
+    let _ = guard.release().await.unwrap();
+    let kept = waiter.await.unwrap().unwrap();
+    let short = kept.valid_until();
+    let confirmed = async || kept.valid_until() > short;
+    assert!(eventually(Duration::from_secs(5), confirmed).await, "never confirmed");
+    assert!(kept.valid_for() > Duration::from_secs(10), "{:?}", kept.valid_for());
+}
+
+/// Where nobody waits for long, nobody beats; the queue lives on all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lively_queue_outlives_its_keys() {
+    let server = RedisServer::start();
+    let (engine, mut pushed) = open(&server, 3).await;
+    let how = Release { linger: Duration::ZERO, unsure: false };
+    let mut holder = claim(3, 0, "lively");
+    engine.acquire(&holder, Intent::Queue, Token::ZERO).await.unwrap();
+    let mut next = claim(3, 1, "lively");
+    engine.acquire(&next, Intent::Queue, Token::ZERO).await.unwrap();
+    let mut shortest = i64::MAX;
+    for number in 2..60 {
+        // Longer than the keys of a queue that nobody joins: eight seconds.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let last = claim(3, number, "lively");
+        let place = engine.acquire(&last, Intent::Queue, Token::ZERO).await.unwrap();
+        assert!(matches!(place, Standing::Queued(_)), "{place:?}");
+        for key in ["lk:{lively}:q", "lk:{lively}:e", "lk:{lively}:t"] {
+            shortest = shortest.min(server.cli(&["PTTL", key]).parse().expect("a number"));
+        }
+        engine.release(&holder, how).await.unwrap();
+        let heard = tokio::time::timeout(Duration::from_secs(2), pushed.recv()).await;
+        let Ok(Some(Event::HandedOver { claim, .. })) = heard else {
+            panic!("not handed over: {heard:?}");
+        };
+        assert_eq!(claim, next.id, "out of order");
+        (holder, next) = (next, last);
+    }
+    assert!(shortest > 2_000, "a key of the queue had {shortest} ms left");
 }
 
 /// The server's own time for a hand-over hardly depends on how many wait.

@@ -136,36 +136,41 @@ for i = 12, #ARGV do
   elseif line and (start == line or start == free) and sub(raw, 41, 47) == ' 0 0 0 '
     and sub(raw, 64, 65 + #claim) ~= ' ' .. claim .. ' ' then
     local left = tonumber(sub(raw, 48, 63)) - now
-    local Q, E, waiting, known = K .. ':q', K .. ':e', 0
-    local alive = true
+    local Q, E, waiting, alive = K .. ':q', K .. ':e', 0, true
     if start == line then
-      local head = try('ZRANGE', Q, 0, 0)[1]
-      waiting, known = try('ZCARD', Q), try('ZSCORE', Q, claim)
-      if head then
-        local ends = try('ZSCORE', E, head)
+      waiting = try('ZCARD', Q)
+      if waiting ~= 0 then
+        local head = try('ZRANGE', Q, 0, 0)[1]
+        local ends = head and try('ZSCORE', E, head)
         alive = type(ends) == 'string' and tonumber(ends) > now
       end
     end
     -- Whatever is strange goes the long way, which says so.
-    if alive and not known and left > 0 and left <= $HOUR and type(waiting) == 'number'
-      and waiting < tonumber(ARGV[6]) then
+    if alive and left > 0 and left <= $HOUR and waiting < tonumber(ARGV[6]) then
       -- Never a number that a lost record may have given out before.
       local ticket = math.max(tonumber(sub(raw, 25, 40)) + 1, now)
-      local done = try('ZADD', Q, ticket, claim)
+      local done = try('ZADD', Q, 'NX', ticket, claim)
       if type(done) == 'table' then
         answer = done
-      else
+      elseif done == 1 then
         local T = K .. ':t'
-        try('HSET', T, claim, string.format('%s %s %s %.0f %s %s', mode, ARGV[7], ARGV[8], now, ARGV[5], ARGV[11]))
-        try('ZADD', E, now + $TICKET, claim)
-        if waiting == 0 then
-          -- Who is at the head and alive has done so within a ticket's life.
+        local details = try('HSET', T, claim,
+          string.format('%s %s %s %.0f %s %s', mode, ARGV[7], ARGV[8], now, ARGV[5], ARGV[11]))
+        local life = try('ZADD', E, now + $TICKET, claim)
+        -- Not by the beats alone: in a lively queue nobody waits for long
+        -- enough to beat, and it is never empty.
+        if waiting == 0 or try('PTTL', Q) < $QUEUE / 2 then
           try('PEXPIRE', Q, $QUEUE)
           try('PEXPIRE', E, $QUEUE)
           try('PEXPIRE', T, $QUEUE)
         end
-        try('SET', K, line .. sub(raw, 8, 24) .. string.format('%016.0f', ticket) .. sub(raw, 41), 'PX', '$LIFE')
-        answer = { 'queued', string.format('%.0f', ticket), waiting, waiting == 0 and left or -1, 0 }
+        if type(details) == 'table' or type(life) == 'table' then
+          try('ZREM', Q, claim)
+          answer = type(details) == 'table' and details or life
+        else
+          try('SET', K, line .. sub(raw, 8, 24) .. string.format('%016.0f', ticket) .. sub(raw, 41), 'PX', '$LIFE')
+          answer = { 'queued', string.format('%.0f', ticket), waiting, waiting == 0 and left or -1, 0 }
+        end
       end
     end
   end

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use lockkeeper_testkit::fleet::{RedisCluster, TlsServer};
+use lockkeeper_testkit::fleet::{RedisCluster, Sentinels, TlsServer};
 use lockkeeper_testkit::server::RedisServer;
 use lockkeeper_testkit::sql::{Flavour, SqlServer};
 use lockkeeper_testkit::zookeeper::ZooKeeper;
@@ -61,7 +61,7 @@ fn until_handing_over(server: &RedisServer, bench: &Running, count: usize) -> Ve
 }
 
 #[test]
-fn bench_counts_two_commands_per_pair_and_per_hand_over() {
+fn bench_counts_the_commands_of_pairs_and_hand_overs() {
     let server = RedisServer::start();
     let words = "--json bench --seconds 0.3 --rounds 2 --tasks 16 --waiters 2,100";
     let words: Vec<&str> = words.split(' ').collect();
@@ -97,8 +97,9 @@ fn bench_counts_two_commands_per_pair_and_per_hand_over() {
             assert!((0.1..=2.0).contains(&commands("lockkeeper")), "{scenario}");
             assert_eq!(commands("floor"), 2.0, "{scenario}");
         } else {
-            // A beat that finds itself granted confirms the grant: then it is one less.
-            assert!((1.9..=2.0).contains(&commands("lockkeeper")), "{scenario}");
+            // The release; and on a busy machine some are held for long enough
+            // to be confirmed.
+            assert!((1.0..=2.0).contains(&commands("lockkeeper")), "{scenario}");
             assert_eq!(commands("floor"), 1.0, "{scenario}");
             let queueing = scenario["lockkeeper"]["queue_commands_per_operation"].as_f64();
             assert!(queueing.unwrap() >= 1.0, "{scenario}");
@@ -177,11 +178,11 @@ fn bench_runs_on_engines_without_a_server() {
 }
 
 #[test]
-fn bench_knows_encryption_logins_and_clusters() {
+fn bench_knows_encryption_logins_sentinels_and_clusters() {
     let words = "--json bench --seconds 0.3 --rounds 2 --tasks 8 --waiters 2";
     let words: Vec<&str> = words.split(' ').collect();
-    let (tls, cluster) = (TlsServer::start(), RedisCluster::start());
-    for url in [tls.url(), cluster.url()] {
+    let (tls, cluster, sentinels) = (TlsServer::start(), RedisCluster::start(), Sentinels::start());
+    for url in [tls.url(), sentinels.url(), cluster.url()] {
         let report = data(&run(on(&url, &words)));
         for scenario in report["scenarios"].as_array().unwrap() {
             is_whole(scenario);
@@ -192,7 +193,7 @@ fn bench_knows_encryption_logins_and_clusters() {
             }
         }
     }
-    for server in &cluster.nodes {
+    for server in cluster.nodes.iter().chain([&sentinels.servers[sentinels.master()]]) {
         assert_eq!(server.cli(&["DBSIZE"]), "0", "{}", server.cli(&["KEYS", "*"]));
     }
 }

@@ -10,3 +10,4 @@ mod histories;
 mod parity;
 mod people;
 mod refusals;
+mod short_cuts;

@@ -23,7 +23,7 @@ pub(super) struct Scripts {
     pub(super) cell: Script,
     pub(super) inspect: Script,
     /// Writes and deletes a key, to see at once whether that is allowed here.
-    pub(super) probe: Script,
+    pub(super) probe: String,
 }
 
 pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
@@ -33,20 +33,12 @@ pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
     revoke: script(include_str!("revoke.lua")),
     cell: script(include_str!("cell.lua")),
     inspect: script(include_str!("inspect.lua")),
-    probe: script(include_str!("probe.lua")),
+    probe: script(include_str!("probe.lua")).code,
 });
 
 impl Scripts {
-    pub(super) fn all(&self) -> [&Script; 7] {
-        [
-            &self.acquire,
-            &self.renew,
-            &self.release,
-            &self.revoke,
-            &self.cell,
-            &self.inspect,
-            &self.probe,
-        ]
+    pub(super) fn all(&self) -> [&Script; 6] {
+        [&self.acquire, &self.renew, &self.release, &self.revoke, &self.cell, &self.inspect]
     }
 }
 

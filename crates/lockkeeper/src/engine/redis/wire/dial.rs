@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, PushInfo, Value, cmd};
+use redis::{AsyncConnectionConfig, Cmd, PushInfo, RedisError, Value, cmd};
 use tokio::sync::mpsc;
 
 use super::{Lines, SUSPICIOUS, Shared, State, Target, Trouble, Witness};
@@ -15,11 +15,24 @@ use crate::engine::redis::address;
 use crate::engine::redis::config::{Confirm, Place};
 use crate::engine::redis::fault::refused_connection;
 use crate::engine::redis::push;
-use crate::engine::redis::scripts::SCRIPTS;
+use crate::engine::redis::scripts::{SCRIPTS, Script};
 use crate::error::{Error, ErrorKind, Result, invalid};
 
 /// How long to pause between attempts to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(500));
+
+/// Sends commands together, but each with its own answer: an error must name
+/// its cause.
+async fn together(
+    connection: &MultiplexedConnection,
+    commands: &[Cmd],
+) -> Vec<Result<Value, RedisError>> {
+    join_all(commands.iter().map(|command| {
+        let mut connection = connection.clone();
+        async move { command.query_async::<Value>(&mut connection).await }
+    }))
+    .await
+}
 
 impl Shared {
     /// Makes a connection that is ready for everything.
@@ -77,31 +90,23 @@ impl Shared {
         Ok(Witness { connection, needed: self.redis.confirm.needed(replicas) })
     }
 
-    /// Subscribes, loads the scripts, and sees whether locks can be had here.
+    /// Subscribes, loads the scripts that are missing, and sees whether locks
+    /// can be had here.
     async fn greet(&self, connection: &MultiplexedConnection) -> Result<()> {
         let in_cluster = matches!(self.target, Target::Node { .. });
-        let mut commands = vec![cmd("INFO")];
+        let mut commands = vec![cmd("INFO"), cmd("SCRIPT")];
         commands[0].arg("server");
-        for script in SCRIPTS.all() {
-            let mut load = cmd("SCRIPT");
-            load.arg("LOAD").arg(&script.code);
-            commands.push(load);
-        }
+        commands[1].arg("EXISTS").arg(&SCRIPTS.all().map(|script| &*script.hash));
         // A node's channels go by slot, and so would the key of a probe.
         if !in_cluster {
             let mut subscribe = cmd("SUBSCRIBE");
             subscribe.arg(push::channel(&push::channels(&self.redis.prefix), self.seat.keeper));
-            let mut probe = cmd("EVALSHA");
+            let mut probe = cmd("EVAL");
             let key = format!("{}{{probe:{}}}", self.redis.prefix, self.seat.keeper);
-            probe.arg(&SCRIPTS.probe.hash).arg(1).arg(key);
+            probe.arg(&SCRIPTS.probe).arg(1).arg(key);
             commands.extend([subscribe, probe]);
         }
-        // Together, but each with its own answer: an error must name its cause.
-        let answers = join_all(commands.iter().map(|command| {
-            let mut connection = connection.clone();
-            async move { command.query_async::<Value>(&mut connection).await }
-        }));
-        let mut answers = answers.await.into_iter();
+        let mut answers = together(connection, &commands).await.into_iter();
         // Whoever may not look learns it from the first lock.
         if let Some(Ok(Value::VerbatimString { text, .. })) = answers.next()
             && let Some(mode) = text.lines().find_map(|line| line.strip_prefix("redis_mode:"))
@@ -118,7 +123,22 @@ impl Shared {
                 }
             }
         }
-        answers.try_for_each(|answer| answer.map(drop)).map_err(refused_connection)
+        // Whoever may not ask loads them all.
+        let known = match answers.next() {
+            Some(Ok(Value::Array(known))) => known,
+            _ => Vec::new(),
+        };
+        answers.try_for_each(|answer| answer.map(drop)).map_err(refused_connection)?;
+        let is_missing = |index: usize| known.get(index) != Some(&Value::Int(1));
+        let load = |(_, script): (usize, &Script)| {
+            let mut load = cmd("SCRIPT");
+            load.arg("LOAD").arg(&script.code);
+            load
+        };
+        let scripts = SCRIPTS.all().into_iter().enumerate();
+        let missing: Vec<_> = scripts.filter(|&(index, _)| is_missing(index)).map(load).collect();
+        let mut loaded = together(connection, &missing).await.into_iter();
+        loaded.try_for_each(|answer| answer.map(drop)).map_err(refused_connection)
     }
 
     /// Looks after the connection for as long as the keeper lives.

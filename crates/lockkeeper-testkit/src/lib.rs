@@ -17,7 +17,9 @@ pub mod server;
 pub mod sql;
 mod stage;
 pub mod start;
+mod starved;
 pub mod witness;
 pub mod zookeeper;
 
 pub use stage::{Stage, eventually, poll_once, within};
+pub use starved::Starved;

@@ -1,0 +1,43 @@
+//! How long a busy machine kept this process from running.
+//!
+//! A promise about time is one about a process that runs. On a machine with
+//! more work than processors, threads that are ready wait for their turn, and
+//! that is no fault of whoever is judged. The kernel counts it per thread; so
+//! a bound stays as sharp as the promise on a quiet machine, and gives on a
+//! busy one exactly what the machine took.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// The time that threads of this process have spent waiting for a processor,
+/// from a moment on.
+#[derive(Debug)]
+pub struct Starved(HashMap<String, u64>);
+
+impl Starved {
+    /// Counts from now on.
+    pub fn from_now() -> Self {
+        Starved(delays())
+    }
+
+    /// How long threads have waited since, all of them together.
+    pub fn so_far(&self) -> Duration {
+        let since = |(thread, nanos): (String, u64)| {
+            nanos.saturating_sub(self.0.get(&thread).copied().unwrap_or(0))
+        };
+        Duration::from_nanos(delays().into_iter().map(since).sum())
+    }
+}
+
+/// Per thread, the nanoseconds it was ready to run and did not; nothing where
+/// the kernel does not tell.
+fn delays() -> HashMap<String, u64> {
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return HashMap::new() };
+    let delay = |thread: std::fs::DirEntry| {
+        // A thread may end while we look.
+        let stat = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        let waited = stat.split_whitespace().nth(1)?.parse().ok()?;
+        Some((thread.file_name().into_string().ok()?, waited))
+    };
+    threads.flatten().filter_map(delay).collect()
+}

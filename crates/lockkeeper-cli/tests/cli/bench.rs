@@ -11,7 +11,9 @@ use lockkeeper_testkit::zookeeper::ZooKeeper;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::kit::{Place, Running, Said, eventually, is_alive, lockkeeper, run, until_dead};
+use crate::kit::{
+    Place, Running, Said, eventually, is_alive, kill, lockkeeper, run, state, until_dead,
+};
 
 fn on(url: &str, words: &[&str]) -> Command {
     let mut command = lockkeeper(words);
@@ -258,6 +260,26 @@ fn ctrl_c_ends_a_bench_and_leaves_nothing() {
     bench.signal(Signal::TERM);
     assert_eq!(bench.end().code, 143);
     assert_eq!(server.cli(&["DBSIZE"]), "0", "{}", server.cli(&["KEYS", "*"]));
+}
+
+#[test]
+fn a_bench_does_not_end_before_its_waiters() {
+    let server = RedisServer::start();
+    let words = ["bench", "handover", "--seconds", "30", "--waiters", "2"];
+    let bench = Running::start(on(&server.url(), &words));
+    let workers = until_handing_over(&server, &bench, 3);
+    // One that cannot hear that it is over: it is waited for, then ended.
+    let deaf = workers[1];
+    kill(deaf, Signal::STOP);
+    eventually("a stopped waiter", || (state(deaf) == Some('T')).then_some(()));
+    bench.signal(Signal::INT);
+    let said = bench.end();
+    let left: Vec<i32> = workers.into_iter().filter(|&worker| is_alive(worker)).collect();
+    for &worker in &left {
+        kill(worker, Signal::KILL);
+    }
+    assert!(left.is_empty(), "waiters outlived their bench: {left:?}, {said:?}");
+    assert_eq!(said.code, 130, "{said:?}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ pub mod child;
 pub mod clock;
 pub mod explore;
 pub mod fleet;
+pub mod hammer;
 pub mod history;
 pub mod parity;
 pub mod proxy;
@@ -21,5 +22,5 @@ mod starved;
 pub mod witness;
 pub mod zookeeper;
 
-pub use stage::{Stage, eventually, poll_once, within};
+pub use stage::{Stage, eventually, poll_once, seed, within};
 pub use starved::Starved;

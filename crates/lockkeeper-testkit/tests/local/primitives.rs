@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use lockkeeper::engine::Revoke;
-use lockkeeper::{Cause, ErrorKind, Keeper, LockOptions, Opened, Released};
+use lockkeeper::{Cause, Clock, ErrorKind, Keeper, LockOptions, Opened, Released};
 
-use crate::worker::{PATIENCE, Worker, keeper, until, waiters};
+use crate::kit::{PATIENCE, keeper, until, waiters, worker};
 
 async fn two() -> (tempfile::TempDir, Keeper, Keeper) {
     let temp = tempfile::tempdir().unwrap();
@@ -139,19 +139,18 @@ async fn names_are_listed_in_pages_and_any_text_is_a_name() {
 #[tokio::test]
 async fn processes_exclude_each_other_and_hand_over() {
     let temp = tempfile::tempdir().unwrap();
-    let mut a = Worker::start(temp.path());
-    let mut b = Worker::start(temp.path());
+    let mut a = worker(temp.path());
+    let mut b = worker(temp.path());
     let here = keeper(temp.path()).await;
-    a.want("m", 30_000);
-    let (first, _) = a.held();
+    let first = a.lock("m", 30_000);
     assert!(here.mutex("m").try_lock().await.unwrap().is_none());
     b.want("m", 30_000);
     let status = waiters(&here, "m", 1).await;
     assert_eq!(status.holders.len(), 1);
-    assert_eq!(status.holders[0].token.unwrap().get(), first);
-    let released = a.ask("release");
-    let released: u64 = released.split(' ').nth(1).unwrap().parse().unwrap();
-    let (second, at) = b.held();
+    assert_eq!(status.holders[0].token, Some(first));
+    let released = Clock::system().now().as_nanos();
+    assert_eq!(a.ask("release"), "Released");
+    let (second, at) = b.granted();
     assert!(second > first);
     let took = Duration::from_nanos(at.saturating_sub(released));
     assert!(took < Duration::from_millis(100), "handed over after {took:?}");

@@ -29,11 +29,7 @@ async fn the_last_drop_waits_for_a_withdrawn_acquisition() {
     let faults = Faults::around(memory.clone());
     let keeper = Keeper::new(faults.clone()).await.unwrap();
     let bystander = Keeper::new(memory).await.unwrap();
-    let gate = Gate::closed();
-    let stall = gate.clone();
-    faults.plan(move |call| {
-        (call.method == Method::Acquire).then(|| Fault::StallAfter(stall.clone()))
-    });
+    let gate = stall(&faults, Method::Acquire);
     let mutex = keeper.mutex("n");
     let lock = tokio::spawn(async move { mutex.lock().await.map(drop) });
     gate.reached().await;

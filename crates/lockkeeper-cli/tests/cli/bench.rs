@@ -1,6 +1,7 @@
 //! `bench`: what it counts, what it says, and that it leaves nothing.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -266,18 +267,23 @@ fn ctrl_c_ends_a_bench_and_leaves_nothing() {
 fn a_bench_does_not_end_before_its_waiters() {
     let server = RedisServer::start();
     let words = ["bench", "handover", "--seconds", "30", "--waiters", "2"];
-    let bench = Running::start(on(&server.url(), &words));
+    let mut bench = Running::start(on(&server.url(), &words));
     let workers = until_handing_over(&server, &bench, 3);
     // One that cannot hear that it is over: it is waited for, then ended.
     let deaf = workers[1];
+    // The kernel would wake it, if nobody beside it had a parent left.
+    let mut beside = Command::new("sleep");
+    beside.arg("60").process_group(deaf);
+    let _beside = Running::start(beside);
     kill(deaf, Signal::STOP);
     eventually("a stopped waiter", || (state(deaf) == Some('T')).then_some(()));
     bench.signal(Signal::INT);
-    let said = bench.end();
+    bench.status();
     let left: Vec<i32> = workers.into_iter().filter(|&worker| is_alive(worker)).collect();
     for &worker in &left {
         kill(worker, Signal::KILL);
     }
+    let said = bench.end();
     assert!(left.is_empty(), "waiters outlived their bench: {left:?}, {said:?}");
     assert_eq!(said.code, 130, "{said:?}");
 }

@@ -23,4 +23,4 @@ pub mod witness;
 pub mod zookeeper;
 
 pub use stage::{Stage, eventually, poll_once, seed, within};
-pub use starved::Starved;
+pub use starved::lateness;

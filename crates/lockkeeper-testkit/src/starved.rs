@@ -7,21 +7,50 @@
 //! busy one exactly what the machine took.
 
 use std::collections::HashMap;
+use std::future::Future;
+use std::pin::pin;
 use std::time::Duration;
+
+use lockkeeper::{Clock, Moment};
+
+/// How often the count begins anew before something is due.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Waits for `signal`, and says how late it came after `due`, less the time
+/// that threads of this process were kept from running just before and since.
+pub async fn lateness<T>(due: Moment, signal: impl Future<Output = T>) -> (T, Duration) {
+    let (clock, mut starved) = (Clock::system(), Starved::from_now());
+    let mut signal = pin!(signal);
+    let output = loop {
+        tokio::select! {
+            biased;
+            output = &mut signal => break output,
+            () = tokio::time::sleep(LOOK) => {
+                // What was counted after it was due is what we are after.
+                let anew = Starved::from_now();
+                if clock.now() < due {
+                    starved = anew;
+                }
+            }
+        }
+    };
+    let late = clock.now().since(due);
+    (output, late.saturating_sub(starved.so_far()))
+}
 
 /// The time that threads of this process have spent waiting for a processor,
 /// from a moment on.
 #[derive(Debug)]
-pub struct Starved(HashMap<String, u64>);
+struct Starved(HashMap<String, u64>);
 
 impl Starved {
     /// Counts from now on.
-    pub fn from_now() -> Self {
+    fn from_now() -> Self {
         Starved(delays())
     }
 
     /// How long threads have waited since, all of them together.
-    pub fn so_far(&self) -> Duration {
+    fn so_far(&self) -> Duration {
         let since = |(thread, nanos): (String, u64)| {
             nanos.saturating_sub(self.0.get(&thread).copied().unwrap_or(0))
         };

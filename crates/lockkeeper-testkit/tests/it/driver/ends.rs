@@ -61,7 +61,7 @@ where
     F: Future<Output = Result<T>> + Send + 'static,
     T: Send + 'static,
 {
-    let start = std::time::Instant::now();
+    let start = worked();
     let tasks: Vec<_> = (0..count).map(|_| tokio::spawn(ask())).collect();
     tokio::task::yield_now().await;
     // A few beats of everyone who waits.
@@ -73,7 +73,14 @@ where
         drop(task.await.unwrap().unwrap());
     }
     idle(&pair.waiter).await;
-    start.elapsed()
+    worked() - start
+}
+
+/// How long this thread has worked: all of a simulation runs on it, and what
+/// others do with the processors is not its fault.
+fn worked() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
 #[tokio::test(start_paused = true)]

@@ -123,7 +123,6 @@ macro_rules! every_case {
                 tokens_grow_over_many_cycles,
                 re_entry_keeps_the_token,
                 readers_and_permits_have_no_token,
-                a_token_is_shown_once_there_is_one,
                 a_thread_re_enters_its_lock,
             ]
             wake: [

@@ -108,38 +108,6 @@ pub async fn readers_and_permits_have_no_token(stage: &Stage) {
     }
 }
 
-/// A name that nobody has held alone has no token to show, whatever else was
-/// done with it.
-pub async fn a_token_is_shown_once_there_is_one(stage: &Stage) {
-    let keeper = stage.keeper().await;
-    let name = stage.name("shown");
-    assert_eq!(stage.status(&name).await.token, None, "never used");
-    if !stage.refuses(Kind::ReadWrite).await {
-        let lock = keeper.rwlock(&name).with_options(stage.options());
-        let read = lock.read().await.unwrap();
-        assert!(lock.try_write().await.unwrap().is_none());
-        assert_eq!(stage.status(&name).await.token, None, "read");
-        drop(read);
-        stage.deserted(&name).await;
-        assert_eq!(stage.status(&name).await.token, None, "released");
-        let broken = lock.read().await.unwrap();
-        let victim = stage.status(&name).await.holders.remove(0);
-        keeper.revoke(&name, &victim, Revoke::Now, "no token").await.unwrap();
-        drop(broken);
-        stage.deserted(&name).await;
-        assert_eq!(stage.status(&name).await.token, None, "broken");
-        let write = lock.write().await.unwrap();
-        assert_eq!(stage.status(&name).await.token, Some(write.token()));
-    }
-    if !stage.refuses(Kind::Semaphore).await {
-        let name = stage.name("shown");
-        let semaphore = keeper.semaphore(&name, 2).with_options(stage.options());
-        drop(semaphore.acquire().await.unwrap());
-        stage.deserted(&name).await;
-        assert_eq!(stage.status(&name).await.token, None, "a permit");
-    }
-}
-
 /// In the blocking face a thread re-enters what it holds, and another does not.
 pub async fn a_thread_re_enters_its_lock(stage: &Stage) {
     let (url, name, options) = (stage.url().to_owned(), stage.name("thread"), stage.options());

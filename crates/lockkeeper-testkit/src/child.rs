@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use lockkeeper::Token;
+use lockkeeper::{Moment, Token};
 
 use crate::history::Entry;
 
@@ -93,12 +93,12 @@ impl Worker {
     ///
     /// # Panics
     /// When it says anything else.
-    pub fn granted(&mut self) -> (Token, u64) {
+    pub fn granted(&mut self) -> (Token, Moment) {
         let line = self.line(PATIENCE);
         let mut words = line.strip_prefix("granted ").unwrap_or_default().split(' ');
         let mut number = || words.next().and_then(|word| word.parse().ok());
         match (number(), number()) {
-            (Some(token), Some(instant)) => (Token::new(token), instant),
+            (Some(token), Some(told)) => (Token::new(token), Moment::from_nanos(told)),
             _ => panic!("the worker was not granted its lock: {line:?}"),
         }
     }

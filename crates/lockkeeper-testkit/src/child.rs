@@ -6,13 +6,19 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use lockkeeper::{Moment, Token};
+
 use crate::history::Entry;
+
+/// How long a worker may take to answer; nothing waits this long unless it is
+/// broken.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A worker process, spoken to in lines. Ended with this value.
 #[derive(Debug)]
 pub struct Worker {
     child: Child,
-    input: ChildStdin,
+    input: Option<ChildStdin>,
     lines: Receiver<String>,
 }
 
@@ -36,7 +42,7 @@ impl Worker {
             .stdout(Stdio::piped())
             .spawn()
             .expect("the worker starts");
-        let input = child.stdin.take().expect("the worker has an input");
+        let input = child.stdin.take();
         let output = child.stdout.take().expect("the worker has an output");
         let (sender, lines) = channel();
         std::thread::spawn(move || {
@@ -47,13 +53,14 @@ impl Worker {
             }
         });
         let mut worker = Worker { child, input, lines };
-        assert_eq!(worker.line(Duration::from_secs(30)), "ready");
+        assert_eq!(worker.line(PATIENCE), "ready");
         worker
     }
 
     /// Sends a command.
     pub fn send(&mut self, command: &str) {
-        writeln!(self.input, "{command}").expect("the worker listens");
+        let input = self.input.as_mut().expect("the worker has an input");
+        writeln!(input, "{command}").expect("the worker listens");
     }
 
     /// The next line it says.
@@ -73,7 +80,33 @@ impl Worker {
     /// Sends a command and takes the answer.
     pub fn ask(&mut self, command: &str) -> String {
         self.send(command);
-        self.line(Duration::from_secs(30))
+        self.line(PATIENCE)
+    }
+
+    /// Asks `lk-worker` for a lock, and does not wait for it.
+    pub fn want(&mut self, name: &str, lease_ms: u64) {
+        self.send(&format!("lock {name} {lease_ms}"));
+    }
+
+    /// Waits until it has what it wanted: the token, and the instant it was
+    /// told, on the clock that all processes of a host share.
+    ///
+    /// # Panics
+    /// When it says anything else.
+    pub fn granted(&mut self) -> (Token, Moment) {
+        let line = self.line(PATIENCE);
+        let mut words = line.strip_prefix("granted ").unwrap_or_default().split(' ');
+        let mut number = || words.next().and_then(|word| word.parse().ok());
+        match (number(), number()) {
+            (Some(token), Some(told)) => (Token::new(token), Moment::from_nanos(told)),
+            _ => panic!("the worker was not granted its lock: {line:?}"),
+        }
+    }
+
+    /// Lets it lock a name, and returns the token.
+    pub fn lock(&mut self, name: &str, lease_ms: u64) -> Token {
+        self.want(name, lease_ms);
+        self.granted().0
     }
 
     /// Takes entries until the worker says it is done.
@@ -98,6 +131,23 @@ impl Worker {
     pub fn kill(mut self) {
         self.signal(libc::SIGKILL);
         let _ = self.child.wait();
+    }
+
+    /// Ends it in order.
+    ///
+    /// # Panics
+    /// When it does not end well.
+    pub fn finish(mut self) {
+        drop(self.input.take());
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("the worker is ours") {
+                break status;
+            }
+            assert!(start.elapsed() < PATIENCE, "the worker does not end");
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        assert!(status.success(), "the worker failed: {status}");
     }
 
     /// Stops it where it stands.

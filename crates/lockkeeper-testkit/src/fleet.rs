@@ -57,16 +57,10 @@ impl Sentinels {
     /// # Panics
     /// When they do not within half a minute.
     pub fn start() -> Self {
-        let quick = ["--save", "", "--repl-diskless-sync-delay", "0"];
-        let master = RedisServer::with(&quick);
-        let port = master.port().to_string();
-        let replica =
-            RedisServer::with(&[&quick[..], &["--replicaof", "127.0.0.1", &port]].concat());
-        until("the replica is in step", || {
-            replica.cli(&["INFO", "replication"]).contains("master_link_status:up")
-        });
+        let Replicated { master, replicas } = Replicated::start(1);
         let sentinels: Vec<Sentinel> = (0..3).map(|_| Sentinel::start(master.port())).collect();
-        let fleet = Sentinels { servers: vec![master, replica], sentinels };
+        let servers = [master].into_iter().chain(replicas).collect();
+        let fleet = Sentinels { servers, sentinels };
         until("the sentinels know each other", || {
             fleet.sentinels.iter().all(|sentinel| {
                 let info = sentinel.cli(&["INFO", "sentinel"]);

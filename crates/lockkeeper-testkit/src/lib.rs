@@ -10,6 +10,7 @@ pub mod child;
 pub mod clock;
 pub mod explore;
 pub mod fleet;
+pub mod hammer;
 pub mod history;
 pub mod parity;
 pub mod proxy;
@@ -17,7 +18,9 @@ pub mod server;
 pub mod sql;
 mod stage;
 pub mod start;
+mod starved;
 pub mod witness;
 pub mod zookeeper;
 
-pub use stage::{Stage, eventually, poll_once, within};
+pub use stage::{Stage, eventually, poll_once, seed, within};
+pub use starved::lateness;

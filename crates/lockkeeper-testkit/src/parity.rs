@@ -10,7 +10,7 @@ mod setup;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
 use futures_util::StreamExt;
@@ -30,6 +30,9 @@ const STEPS: usize = 90;
 const BLUR: Duration = Duration::from_millis(3);
 /// How long a sequence sleeps in all: less than a watch on a number lives.
 const SLEEP: Duration = Duration::from_secs(6);
+
+/// How long sequences may go on beyond their number until enough was clear.
+const MORE: Duration = Duration::from_secs(120);
 
 /// Runs so many random sequences on the engine at `url` and on the model, some
 /// of them at once: an engine that is busy answers too late to be compared.
@@ -51,13 +54,18 @@ pub async fn compare(url: &str, sequences: u64, at_once: usize) {
             }
         }
     };
-    let sequences = futures_util::stream::iter(first..first + count);
-    let steps: usize =
-        sequences.map(run).buffer_unordered(at_once).fold(0, async |sum, done| sum + done).await;
-    println!("{steps} operations alike in {count} sequences from seed {first}");
-    let whole = count as usize * STEPS;
-    // On a busy machine many sequences end early, unclear.
-    assert!(steps * 5 > whole, "too few operations were clear: {steps} of {whole}");
+    let sequences = |from| futures_util::stream::iter(from..from + count).map(run);
+    let sum = async |sum, done| sum + done;
+    let mut steps: usize = sequences(first).buffer_unordered(at_once).fold(0, sum).await;
+    let (start, enough, mut next) = (Instant::now(), count as usize * STEPS / 5, first + count);
+    // On a busy machine many sequences end early, unclear: then there are
+    // more of them, one at a time, which is clearer.
+    while steps < enough && given.is_none() && start.elapsed() < MORE {
+        steps += run(next).await;
+        next += 1;
+    }
+    println!("{steps} operations alike in {} sequences from seed {first}", next - first);
+    assert!(steps >= enough, "too few operations were clear: {steps} of at least {enough}");
 }
 
 /// One name on both sides.

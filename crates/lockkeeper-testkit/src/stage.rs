@@ -136,6 +136,14 @@ pub async fn eventually(limit: Duration, mut is_so: impl AsyncFnMut() -> bool) -
     }
 }
 
+/// The seed of a random test, said aloud; `LOCKKEEPER_SEED` gives another.
+pub fn seed() -> u64 {
+    let given = std::env::var("LOCKKEEPER_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = given.unwrap_or_else(|| fastrand::u64(..1 << 40));
+    println!("LOCKKEEPER_SEED={seed} repeats the choices of this run");
+    seed
+}
+
 /// Polls a future once, and gives its output if that was enough.
 pub fn poll_once<F: Future>(future: Pin<&mut F>) -> Option<F::Output> {
     match future.poll(&mut Context::from_waker(Waker::noop())) {

@@ -171,8 +171,12 @@ mod tests {
     const AFTER: Duration = Duration::from_millis(200);
 
     async fn guard(max_hold: Option<Duration>) -> (Keeper, lockkeeper::Guard) {
+        leased(LEASE, max_hold).await
+    }
+
+    async fn leased(lease: Duration, max_hold: Option<Duration>) -> (Keeper, lockkeeper::Guard) {
         let keeper = Keeper::connect("memory:").await.unwrap();
-        let mut options = LockOptions::default().with_lease(LEASE);
+        let mut options = LockOptions::default().with_lease(lease);
         options.max_hold = max_hold;
         let guard = keeper.mutex("x").with_options(options).lock().await.unwrap();
         (keeper, guard)
@@ -233,10 +237,12 @@ mod tests {
     #[test]
     fn kill_does_not_wait_when_the_name_passes_on_after_term() {
         test(async {
-            let (_keeper, guard) = guard(Some(Duration::from_millis(500))).await;
+            // A lease that is over no sooner than the grace: it must not be
+            // what ends the wait.
+            let grace = Duration::from_secs(10);
+            let (_keeper, guard) = leased(grace * 3, Some(Duration::from_millis(500))).await;
             let start = Instant::now();
-            let end = start + Duration::from_secs(10);
-            let mut watch = Watch::new(&guard, OnLost::Term, Duration::from_secs(10), Some(end));
+            let mut watch = Watch::new(&guard, OnLost::Term, grace, Some(start + grace));
             assert!(matches!(watch.next().await, Due::Term { early: true, .. }));
             assert_eq!(watch.next().await, Due::Kill { cause: Cause::HeldTooLong });
             assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());

@@ -1,6 +1,7 @@
 //! `bench`: what it counts, what it says, and that it leaves nothing.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -11,7 +12,9 @@ use lockkeeper_testkit::zookeeper::ZooKeeper;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::kit::{Place, Running, Said, eventually, is_alive, lockkeeper, run, until_dead};
+use crate::kit::{
+    Place, Running, Said, eventually, is_alive, kill, lockkeeper, run, state, until_dead,
+};
 
 fn on(url: &str, words: &[&str]) -> Command {
     let mut command = lockkeeper(words);
@@ -259,6 +262,31 @@ fn ctrl_c_ends_a_bench_and_leaves_nothing() {
     bench.signal(Signal::TERM);
     assert_eq!(bench.end().code, 143);
     assert_eq!(server.cli(&["DBSIZE"]), "0", "{}", server.cli(&["KEYS", "*"]));
+}
+
+#[test]
+fn a_bench_does_not_end_before_its_waiters() {
+    let server = RedisServer::start();
+    let words = ["bench", "handover", "--seconds", "30", "--waiters", "2"];
+    let mut bench = Running::start(on(&server.url(), &words));
+    let workers = until_handing_over(&server, &bench, 3);
+    // One that cannot hear that it is over: it is waited for, then ended.
+    let deaf = workers[1];
+    // The kernel would wake it, if nobody beside it had a parent left.
+    let mut beside = Command::new("sleep");
+    beside.arg("60").process_group(deaf);
+    let _beside = Running::start(beside);
+    kill(deaf, Signal::STOP);
+    eventually("a stopped waiter", || (state(deaf) == Some('T')).then_some(()));
+    bench.signal(Signal::INT);
+    bench.status();
+    let left: Vec<i32> = workers.into_iter().filter(|&worker| is_alive(worker)).collect();
+    for &worker in &left {
+        kill(worker, Signal::KILL);
+    }
+    let said = bench.end();
+    assert!(left.is_empty(), "waiters outlived their bench: {left:?}, {said:?}");
+    assert_eq!(said.code, 130, "{said:?}");
 }
 
 #[test]

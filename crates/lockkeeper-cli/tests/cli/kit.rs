@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -147,6 +147,7 @@ impl Running {
         if command.get_program() == env!("CARGO_BIN_EXE_lockkeeper") {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
+        heed_signals(&mut command);
         let started = Instant::now();
         let mut child = command.spawn().unwrap();
         let (stdout, stderr) = (Arc::default(), Arc::default());
@@ -204,6 +205,22 @@ impl Drop for Running {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Lets a program start with the usual actions of signals, whatever they are
+/// here: a shell ignores SIGINT and SIGQUIT for what it runs in the background,
+/// `nohup` SIGHUP, and whoever is started by such a runner would keep to it.
+#[allow(unsafe_code)]
+pub(crate) fn heed_signals(command: &mut Command) {
+    let usual = || {
+        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGTSTP] {
+            // SAFETY: a system call with a predefined action.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        Ok(())
+    };
+    // SAFETY: the closure makes system calls only; it allocates and locks nothing.
+    unsafe { command.pre_exec(usual) };
 }
 
 fn collect(

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper_testkit::server::RedisServer;
 use rustix::process::Signal;
 
 use crate::kit::{Frozen, Place, Running, is_alive, lockkeeper, run, until_dead};
@@ -152,6 +153,37 @@ fn max_hold_never_lets_the_next_one_in_beside_the_tree() {
     let next = next_holder(&place, &tree);
     assert_eq!(holder.end().code, 79);
     assert_eq!(next.end().stdout, "done\n", "the tree was gone first");
+}
+
+#[test]
+fn a_name_that_is_taken_over_after_term_ends_the_grace() {
+    let server = RedisServer::start();
+    let place = Place::new();
+    let on = |words: &[&str]| {
+        let mut command = place.lockkeeper(words);
+        command.env("LOCKKEEPER_URL", server.url());
+        command
+    };
+    // Half of max-hold is for winding up, and the lease is longer than both.
+    let words = "run --lease 40s --max-hold 10s --kill-after 5s x sh -c";
+    let words: Vec<&str> = words.split(' ').chain([STUBBORN]).collect();
+    let holder = Running::start(on(&words));
+    let tree = [place.pid("child.pid"), place.pid("grandchild.pid")];
+    holder.until_stderr("sent TERM");
+    assert!(tree.iter().all(|&pid| is_alive(pid)), "{}", holder.stderr());
+    // The server loses its data, and somebody else gets the name.
+    server.cli(&["FLUSHALL"]);
+    let next = Running::start(on(&["run", "x", "sh", "-c", "echo $$ > next.pid; exec sleep 60"]));
+    place.pid("next.pid");
+    // A connection that is made anew renews at once, and learns of it.
+    let taken = Instant::now();
+    server.cli(&["CLIENT", "KILL", "SKIPME", "yes"]);
+    let said = holder.end();
+    let took = taken.elapsed();
+    assert_eq!(said.code, 79, "{said:?}");
+    assert!(said.stderr.contains("sent KILL"), "{said:?}");
+    assert!(took < Duration::from_millis(2500), "ended {took:?} after it was taken over");
+    drop(next);
 }
 
 #[test]

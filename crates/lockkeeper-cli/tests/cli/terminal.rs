@@ -10,7 +10,7 @@ use std::thread;
 use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::kit::{Place, eventually, state, until_dead};
+use crate::kit::{Place, eventually, heed_signals, state, until_dead};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_lockkeeper");
 
@@ -30,7 +30,9 @@ impl Shell {
         let name = ptsname(&main, Vec::new()).unwrap();
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let end = || -> OwnedFd { rustix::fs::open(&name, flags, Mode::empty()).unwrap() };
-        let child = Command::new("setsid")
+        let mut shell = Command::new("setsid");
+        heed_signals(&mut shell);
+        let child = shell
             .args(["--ctty", "bash", "--norc", "--noprofile", "--noediting", "-i"])
             .env("PS1", "READY> ")
             .env("TERM", "xterm")

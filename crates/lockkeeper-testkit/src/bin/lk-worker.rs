@@ -1,9 +1,20 @@
 //! A process that takes locks as it is told, one command a line.
 //!
-//! `lock NAME LEASE_MS`, `state`, `release`, `watch`, `fork`,
-//! `hammer COUNT SEED NAME…`, `witness KIND NAME COUNT FOLDER`, `exit`.
+//! - `lock NAME LEASE_MS [DELAY_MS]`: waits, and says `granted TOKEN INSTANT`;
+//! - `state`, `release`, `exit`: what the guard says, how its release ended;
+//! - `watch`: says what the first look after a stop of the process saw;
+//! - `fork`: makes a child, and says whether it has the locks of its parent;
+//! - `leave`: makes a child that lives on for ten seconds, and says its pid;
+//! - `hammer COUNT SEED NAME…`: locks COUNT times one of the names at random,
+//!   then says one line a stay, and `done`;
+//! - `watched COUNT SEED FOLDER NAME…`: the same, with files in FOLDER that
+//!   only one at a time may have;
+//! - `witness KIND NAME COUNT FOLDER`: the same on one name of any kind, with
+//!   a witness that several programs share.
 
+use std::fs::{self, File};
 use std::io::BufRead;
+use std::path::Path;
 use std::time::Duration;
 
 use lockkeeper::blocking::{Guard, Keeper};
@@ -19,12 +30,12 @@ fn main() {
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();
         match words[..] {
-            ["lock", name, lease_ms] => {
-                let lease = Duration::from_millis(lease_ms.parse().expect("a number"));
-                let options = LockOptions::default().with_lease(lease);
+            ["lock", name, ref times @ ..] => {
+                let options = options(times);
                 match keeper.mutex(name).with_options(options).lock() {
                     Ok(guard) => {
-                        println!("granted {}", guard.token());
+                        let now = Clock::system().now().as_nanos();
+                        println!("granted {} {now}", guard.token());
                         held = Some(guard);
                     }
                     Err(error) => println!("error {}", error.kind().as_str()),
@@ -37,21 +48,34 @@ fn main() {
             },
             ["watch"] => watch(held.as_ref().expect("a guard to watch")),
             ["fork"] => fork(&keeper, held.as_ref().expect("a guard to inherit")),
-            ["hammer", count, seed, ref names @ ..] => hammer(
-                &keeper,
-                count.parse().expect("a number"),
-                seed.parse().expect("a number"),
-                names,
-            ),
+            ["leave"] => println!("{}", leave()),
+            ["hammer", count, seed, ref names @ ..] => {
+                hammer(&keeper, number(count) as u32, number(seed), None, names);
+            }
+            ["watched", count, seed, folder, ref names @ ..] => {
+                let folder = Some(Path::new(folder));
+                hammer(&keeper, number(count) as u32, number(seed), folder, names);
+            }
             ["witness", kind, name, count, folder] => {
-                let count = count.parse().expect("a number");
-                witness::visit(&keeper, kind, name, count, folder.as_ref());
+                witness::visit(&keeper, kind, name, number(count) as u32, folder.as_ref());
                 println!("done");
             }
             ["exit"] => return,
             _ => println!("error unknown command {line:?}"),
         }
     }
+}
+
+fn number(word: &str) -> u64 {
+    word.parse().unwrap_or_else(|_| panic!("{word:?} is no number"))
+}
+
+/// The lease, and perhaps the lock-delay, in milliseconds.
+fn options(times: &[&str]) -> LockOptions {
+    let mut times = times.iter().map(|word| Duration::from_millis(number(word)));
+    let lease = times.next().expect("a lease");
+    let delay = times.next().unwrap_or_default();
+    LockOptions::default().with_lease(lease).with_lock_delay(delay)
 }
 
 fn describe(guard: &Guard) -> String {
@@ -108,8 +132,22 @@ fn fork(keeper: &Keeper, guard: &Guard) {
     }
 }
 
+/// Forks: the child has our files, and whatever the kernel proves by them.
+fn leave() -> i32 {
+    // SAFETY: the child calls nothing but async-signal-safe functions.
+    unsafe {
+        match libc::fork() {
+            0 => {
+                libc::sleep(10);
+                libc::_exit(0)
+            }
+            pid => pid,
+        }
+    }
+}
+
 /// Locks again and again, and takes down every stay.
-fn hammer(keeper: &Keeper, count: u32, seed: u64, names: &[&str]) {
+fn hammer(keeper: &Keeper, count: u32, seed: u64, folder: Option<&Path>, names: &[&str]) {
     let mut random = fastrand::Rng::with_seed(seed);
     let recorder = Recorder::new();
     for _ in 0..count {
@@ -124,16 +162,22 @@ fn hammer(keeper: &Keeper, count: u32, seed: u64, names: &[&str]) {
             }
         };
         let entry = recorder.enter(name, arrival, guard.token());
+        let file = folder.map(|folder| folder.join(format!("inside-{name}")));
+        if let Some(file) = &file {
+            File::create_new(file).unwrap_or_else(|error| panic!("two are in {name}: {error}"));
+        }
         if random.u8(..) < 8 {
             std::thread::sleep(Duration::from_micros(random.u64(..500)));
         }
         if guard.is_held() {
             recorder.leave(entry);
         }
+        if let Some(file) = &file {
+            fs::remove_file(file).expect("the file was ours");
+        }
         let _ = guard.release();
     }
-    let history = recorder.entries();
-    for entry in history {
+    for entry in recorder.entries() {
         println!("{entry}");
     }
     println!("done");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper::engine::Kind;
-use lockkeeper::layer::faults::{Fault, Gate, Method};
+use lockkeeper::layer::faults::{Fault, Faults, Gate, Method};
 use lockkeeper::{Keeper, LockOptions, Released};
 
 use crate::stage::{Stage, eventually, poll_once, within};
@@ -220,17 +220,23 @@ pub async fn cancelling_after_every_poll_leaves_nothing(stage: &Stage) {
     }
 }
 
+/// Holds up releases before they reach the engine.
+fn stalled_releases(faults: &Faults) -> Gate {
+    let gate = Gate::closed();
+    let stall = gate.clone();
+    faults.plan(move |call| {
+        (call.method == Method::Release).then(|| Fault::StallBefore(stall.clone()))
+    });
+    gate
+}
+
 /// Once a release is asked for, it happens, whoever waits for its report.
 pub async fn a_cancelled_release_goes_on(stage: &Stage) {
     let name = stage.name("release");
     let (keeper, faults) = stage.faulty().await;
     let options = stage.options().with_lease(Duration::from_secs(30));
     let guard = keeper.mutex(&name).with_options(options).lock().await.unwrap();
-    let gate = Gate::closed();
-    let stall = gate.clone();
-    faults.plan(move |call| {
-        (call.method == Method::Release).then(|| Fault::StallBefore(stall.clone()))
-    });
+    let gate = stalled_releases(&faults);
     let mut release = Box::pin(guard.release());
     assert!(poll_once(release.as_mut()).is_none());
     gate.reached().await;
@@ -281,11 +287,7 @@ pub async fn the_last_drop_waits_for_releases_already_posted(stage: &Stage) {
     let options = stage.options().with_lease(Duration::from_secs(30));
     let guard = keeper.mutex(&name).with_options(options).lock().await.unwrap();
     // The engine takes its time, but less than the drop waits.
-    let gate = Gate::closed();
-    let stall = gate.clone();
-    faults.plan(move |call| {
-        (call.method == Method::Release).then(|| Fault::StallBefore(stall.clone()))
-    });
+    let gate = stalled_releases(&faults);
     tokio::spawn(async move {
         gate.reached().await;
         tokio::time::sleep(Duration::from_millis(100)).await;

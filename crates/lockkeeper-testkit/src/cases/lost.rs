@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::engine::Revoke;
 use lockkeeper::layer::faults::{Fault, Gate, Method};
-use lockkeeper::{Cause, ErrorKind, Keeper, Memory, Released, RunError, State};
+use lockkeeper::{Cause, Clock, ErrorKind, Keeper, Memory, Released, RunError, State};
 
 use crate::stage::{Stage, eventually, within};
+use crate::starved::lateness;
 
 /// A guard that was just granted is held, and its loss is not signalled.
 pub async fn a_fresh_guard_is_held(stage: &Stage) {
@@ -20,25 +21,39 @@ pub async fn a_fresh_guard_is_held(stage: &Stage) {
     assert_eq!(guard.state(), State::Held);
 }
 
-/// An engine that stops answering: at risk at half the lease, lost before the
-/// lease is over at the engine.
+/// How late `lost()` may be, while the process runs.
+const PROMPT: Duration = Duration::from_millis(50);
+
+/// An engine that stops answering: at risk at half the time, lost when the
+/// grant's own time is over, which is a margin before the engine's lease is.
 pub async fn a_silent_engine_is_at_risk_then_lost_in_time(stage: &Stage) {
     let name = stage.name("silence");
     let (keeper, faults) = stage.faulty().await;
-    let lease = stage.short_lease();
-    let guard = keeper.mutex(&name).with_options(stage.options()).lock().await.unwrap();
+    let (lease, clock) = (stage.short_lease(), Clock::system());
+    let margin = lease / 4;
     let gate = Gate::closed();
     let stall = gate.clone();
-    faults.plan(move |_| Some(Fault::StallBefore(stall.clone())));
-    let start = Instant::now();
-    let limit = lease + Duration::from_millis(300);
-    let risk = within(limit, "the risk", guard.at_risk()).await;
-    assert_eq!(risk, State::AtRisk, "no warning before the loss");
-    assert!(guard.is_held());
-    let cause = within(limit, "the loss", guard.lost()).await;
+    // Only the grant is answered, so it ends when its answer said.
+    faults.plan(move |call| {
+        (call.method != Method::Acquire).then(|| Fault::StallBefore(stall.clone()))
+    });
+    let mutex = keeper.mutex(&name).with_options(stage.options().with_margin(margin));
+    let guard = mutex.lock().await.unwrap();
+    let (granted, end) = (clock.now(), guard.valid_until());
+    let latest = granted + lease - margin;
+    assert!(end <= latest, "trusted for {:?} too long", end.since(latest));
+
+    let half = granted + end.since(granted) / 2;
+    let limit = lease + Duration::from_secs(10);
+    let (risk, late) = within(limit, "the risk", lateness(half, guard.at_risk())).await;
+    assert!(late <= PROMPT, "warned {late:?} late");
+    // Only whoever was kept from running until then finds it lost already.
+    let excused = clock.now() >= end;
+    assert!(risk == State::AtRisk || excused, "no warning before the loss: {risk:?}");
+    let (cause, late) = within(limit, "the loss", lateness(end, guard.lost())).await;
     assert_eq!(cause, Cause::Expired);
-    let passed = start.elapsed();
-    assert!(passed < lease, "told after {passed:?}, when others may have it");
+    assert!(clock.now() >= end, "{:?} early", end.since(clock.now()));
+    assert!(excused || late <= PROMPT, "told {late:?} late");
     assert!(!guard.is_held());
     assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
     gate.open();

@@ -90,11 +90,37 @@ impl Pair {
         tokio::spawn(async move { mutex.lock().await })
     }
 
+    /// Stalls the waiter's answers to a method.
+    pub(crate) fn stall(&self, method: Method) -> Gate {
+        stall(&self.faults, method)
+    }
+
+    /// Pushes the waiter a nudge at a time when an answer waits at the gate,
+    /// and checks that it asks again as soon as that answer is there.
+    async fn is_nudged_past(&self, gate: &Gate) {
+        gate.reached().await;
+        let claim = self.holder.status("n").await.unwrap().waiters[0].claim;
+        self.tap.push(Event::Nudge(claim));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let calls = self.faults.calls();
+        gate.open();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert_eq!(self.faults.calls(), calls + 1, "the nudge was forgotten");
+    }
+
     pub(crate) async fn queued(&self) {
         let queued =
             async || self.holder.status("n").await.is_ok_and(|status| status.waiters.len() == 1);
         assert!(eventually(Duration::from_secs(5), queued).await);
     }
+}
+
+/// Stalls the answers to a method.
+pub(crate) fn stall(faults: &Faults, method: Method) -> Gate {
+    let gate = Gate::closed();
+    let stalled = gate.clone();
+    faults.plan(move |call| (call.method == method).then(|| Fault::StallAfter(stalled.clone())));
+    gate
 }
 
 /// Waits until the driver has nothing in hand, and names what it still has.

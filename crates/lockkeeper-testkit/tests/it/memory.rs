@@ -137,7 +137,7 @@ const WORKER: &str = env!("CARGO_BIN_EXE_lk-worker");
 #[test]
 fn the_first_look_of_a_process_that_was_stopped_says_lost() {
     let mut worker = Worker::start(WORKER, "memory:");
-    assert!(worker.ask("lock stopped 600").starts_with("granted "));
+    worker.lock("stopped", 600);
     assert_eq!(worker.ask("state"), "held");
     worker.send("watch");
     assert_eq!(worker.line(Duration::from_secs(5)), "watching");
@@ -153,7 +153,7 @@ fn the_first_look_of_a_process_that_was_stopped_says_lost() {
 #[test]
 fn a_short_stop_loses_nothing() {
     let mut worker = Worker::start(WORKER, "memory:");
-    assert!(worker.ask("lock stopped 20000").starts_with("granted "));
+    worker.lock("stopped", 20_000);
     worker.send("watch");
     assert_eq!(worker.line(Duration::from_secs(5)), "watching");
     worker.stop();
@@ -167,7 +167,7 @@ fn a_short_stop_loses_nothing() {
 #[test]
 fn a_forked_child_holds_nothing_and_releases_nothing() {
     let mut worker = Worker::start(WORKER, "memory:");
-    assert!(worker.ask("lock forked 20000").starts_with("granted "));
+    worker.lock("forked", 20_000);
     assert_eq!(worker.ask("fork"), "child said 0, parent held");
     assert_eq!(worker.ask("release"), "Released");
 }
@@ -176,9 +176,7 @@ fn a_forked_child_holds_nothing_and_releases_nothing() {
 /// fenced register loses no update, and no two checked sections overlap.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_history_under_faults_is_sound() {
-    let seed = std::env::var("LOCKKEEPER_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
-    println!("LOCKKEEPER_SEED={seed} repeats the choices of this run");
+    let seed = lockkeeper_testkit::seed();
     let memory = Memory::private();
     let (recorder, register) = (Recorder::new(), Arc::new(Register::default()));
     let rejected = Arc::new(AtomicU64::new(0));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use lockkeeper::{Cause, Clock, ErrorKind, Keeper, Local, LockOptions, Released};
 use rustix::process::Signal;
 
-use crate::worker::{PATIENCE, Worker, keeper, until, waiters};
+use crate::kit::{PATIENCE, keeper, until, waiters, worker};
 
 fn millis(count: u64) -> Duration {
     Duration::from_millis(count)
@@ -18,17 +18,16 @@ async fn a_killed_holder_is_followed_within_a_tenth_of_a_second() {
     let here = keeper(temp.path()).await;
     let mut took = Vec::new();
     for _ in 0..10 {
-        let mut holder = Worker::start(temp.path());
-        let mut next = Worker::start(temp.path());
-        holder.want("m", 30_000);
-        let (old, _) = holder.held();
+        let mut holder = worker(temp.path());
+        let mut next = worker(temp.path());
+        let old = holder.lock("m", 30_000);
         next.want("m", 30_000);
         waiters(&here, "m", 1).await;
         let killed = Clock::system().now();
         holder.kill();
-        let (new, at) = next.held();
+        let (new, at) = next.granted();
         assert!(new > old);
-        took.push(Duration::from_nanos(at.saturating_sub(killed.as_nanos())));
+        took.push(at.since(killed));
         next.finish();
     }
     took.sort();
@@ -41,22 +40,22 @@ async fn a_waiter_that_became_the_holder_is_watched_too() {
     let temp = tempfile::tempdir().unwrap();
     let here = keeper(temp.path()).await;
     for _ in 0..3 {
-        let mut queue: Vec<Worker> = (0..3).map(|_| Worker::start(temp.path())).collect();
+        let mut queue: Vec<_> = (0..3).map(|_| worker(temp.path())).collect();
         for (place, worker) in queue.iter_mut().enumerate() {
             worker.want("m", 30_000);
             if place == 0 {
-                worker.held();
+                worker.granted();
             } else {
                 waiters(&here, "m", place).await;
             }
         }
         // Only the second is told of this; the third was behind both.
-        assert_eq!(queue[0].ask("release").split(' ').next(), Some("Released"));
-        queue[1].held();
+        assert_eq!(queue[0].ask("release"), "Released");
+        queue[1].granted();
         let killed = Clock::system().now();
-        queue[1].kill();
-        let (_, at) = queue[2].held();
-        let took = Duration::from_nanos(at.saturating_sub(killed.as_nanos()));
+        queue.remove(1).kill();
+        let (_, at) = queue[1].granted();
+        let took = at.since(killed);
         assert!(took < millis(100), "{took:?}");
     }
 }
@@ -65,18 +64,17 @@ async fn a_waiter_that_became_the_holder_is_watched_too() {
 async fn a_stopped_holder_is_replaced_after_its_lease_and_knows_it_at_once() {
     let temp = tempfile::tempdir().unwrap();
     let here = keeper(temp.path()).await;
-    let mut holder = Worker::start(temp.path());
-    holder.want("m", 500);
-    let (old, _) = holder.held();
+    let mut holder = worker(temp.path());
+    let old = holder.lock("m", 500);
     let start = Instant::now();
-    holder.signal(Signal::STOP);
+    holder.stop();
     let options = LockOptions::default().with_wait(PATIENCE);
     let guard = here.mutex("m").with_options(options).lock().await.unwrap();
     assert!(start.elapsed() > millis(300), "before the lease was over: {:?}", start.elapsed());
     assert!(start.elapsed() < millis(3000), "{:?}", start.elapsed());
-    assert!(guard.token().get() > old);
-    holder.signal(Signal::CONT);
-    assert_eq!(holder.ask("held"), "false");
+    assert!(guard.token() > old);
+    holder.go_on();
+    assert_eq!(holder.ask("state"), "lost expired");
     let released = holder.ask("release");
     assert!(released.starts_with("AlreadyLost"), "{released}");
     guard.verify().await.unwrap();
@@ -87,8 +85,8 @@ async fn a_waiter_killed_in_the_queue_delays_nobody() {
     let temp = tempfile::tempdir().unwrap();
     let here = keeper(temp.path()).await;
     let guard = here.mutex("m").lock().await.unwrap();
-    let mut dead = Worker::start(temp.path());
-    let mut next = Worker::start(temp.path());
+    let mut dead = worker(temp.path());
+    let mut next = worker(temp.path());
     dead.want("m", 30_000);
     waiters(&here, "m", 1).await;
     next.want("m", 30_000);
@@ -96,8 +94,8 @@ async fn a_waiter_killed_in_the_queue_delays_nobody() {
     dead.kill();
     let released = Clock::system().now();
     assert_eq!(guard.release().await.unwrap(), Released::Released);
-    let (_, at) = next.held();
-    let took = Duration::from_nanos(at.saturating_sub(released.as_nanos()));
+    let (_, at) = next.granted();
+    let took = at.since(released);
     assert!(took < millis(100), "{took:?}");
 }
 
@@ -106,34 +104,34 @@ async fn a_waiter_stopped_in_the_queue_delays_it_a_little() {
     let temp = tempfile::tempdir().unwrap();
     let here = keeper(temp.path()).await;
     let guard = here.mutex("m").lock().await.unwrap();
-    let mut stopped = Worker::start(temp.path());
+    let mut stopped = worker(temp.path());
     stopped.want("m", 30_000);
     waiters(&here, "m", 1).await;
-    stopped.signal(Signal::STOP);
-    let mut next = Worker::start(temp.path());
+    stopped.stop();
+    let mut next = worker(temp.path());
     next.want("m", 30_000);
     waiters(&here, "m", 2).await;
     let start = Instant::now();
     assert_eq!(guard.release().await.unwrap(), Released::Released);
-    next.held();
+    next.granted();
     assert!(start.elapsed() < millis(4000), "{:?}", start.elapsed());
-    stopped.signal(Signal::CONT);
-    assert_eq!(next.ask("release").split(' ').next(), Some("Released"));
-    stopped.held();
+    stopped.go_on();
+    assert_eq!(next.ask("release"), "Released");
+    stopped.granted();
 }
 
 #[tokio::test]
 async fn lock_delay_follows_a_killed_holder_and_no_release() {
     let temp = tempfile::tempdir().unwrap();
     let here = keeper(temp.path()).await;
-    let mut holder = Worker::start(temp.path());
-    holder.want_with_delay("m", 30_000, 400);
-    holder.held();
-    assert_eq!(holder.ask("release").split(' ').next(), Some("Released"));
+    let mut holder = worker(temp.path());
+    holder.send("lock m 30000 400");
+    holder.granted();
+    assert_eq!(holder.ask("release"), "Released");
     assert!(here.mutex("m").try_lock().await.unwrap().is_some(), "a release is no failure");
     until("given back", async || here.status("m").await.unwrap().holders.is_empty()).await;
-    holder.want_with_delay("m", 30_000, 400);
-    holder.held();
+    holder.send("lock m 30000 400");
+    holder.granted();
     let start = Instant::now();
     holder.kill();
     let _guard = here.mutex("m").lock().await.unwrap();
@@ -145,10 +143,9 @@ async fn lock_delay_follows_a_killed_holder_and_no_release() {
 async fn a_fork_does_not_keep_the_locks_of_a_killed_parent() {
     let temp = tempfile::tempdir().unwrap();
     let here = keeper(temp.path()).await;
-    let mut holder = Worker::start(temp.path());
-    holder.want("m", 30_000);
-    holder.held();
-    let child: i32 = holder.ask("fork").parse().unwrap();
+    let mut holder = worker(temp.path());
+    holder.lock("m", 30_000);
+    let child: i32 = holder.ask("leave").parse().unwrap();
     assert!(here.mutex("m").try_lock().await.unwrap().is_none());
     holder.kill();
     let start = Instant::now();
@@ -365,9 +362,8 @@ async fn a_directory_removed_under_load_is_said() {
 async fn a_deleted_proof_of_life_does_not_free_the_lock() {
     let temp = tempfile::tempdir().unwrap();
     let one = keeper(temp.path()).await;
-    let mut holder = Worker::start(temp.path());
-    holder.want("m", 1_000);
-    holder.held();
+    let mut holder = worker(temp.path());
+    holder.lock("m", 1_000);
     for entry in std::fs::read_dir(temp.path()).unwrap().flatten() {
         if entry.file_name().to_str().unwrap().ends_with(".lock") {
             std::fs::remove_file(entry.path()).unwrap();
@@ -389,10 +385,9 @@ async fn a_deleted_proof_of_life_does_not_free_the_lock() {
 async fn what_the_dead_left_is_swept() {
     let temp = tempfile::tempdir().unwrap();
     for _ in 0..3 {
-        let mut worker = Worker::start(temp.path());
-        worker.want("m", 30_000);
-        worker.held();
-        worker.kill();
+        let mut holder = worker(temp.path());
+        holder.lock("m", 30_000);
+        holder.kill();
     }
     let here = keeper(temp.path()).await;
     let count = || {

@@ -5,19 +5,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Keeper, Local, Token};
+use lockkeeper_testkit::hammer::Hammer;
+use lockkeeper_testkit::seed;
 use rusqlite::Connection;
 
-use crate::worker::{Worker, keeper};
+use crate::kit::{WORKER, keeper, url};
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
-
-#[derive(Debug)]
-struct Section {
-    name: String,
-    token: u64,
-    entered: u64,
-    left: u64,
-}
 
 /// Lets the database itself note who came and who was granted, in order.
 fn witness(dir: &Path) {
@@ -78,14 +72,6 @@ fn check_order(dir: &Path) -> usize {
     waited
 }
 
-fn parse(line: &str) -> Section {
-    let words: Vec<&str> = line.split(' ').collect();
-    let number = |index: usize| words[index].parse().unwrap();
-    assert_eq!(words[5], "true", "two held at once, says the witness: {line}");
-    assert_eq!(words[6], "true", "a guard was lost: {line}");
-    Section { name: words[0].into(), token: number(1), entered: number(3), left: number(4) }
-}
-
 #[tokio::test]
 async fn eight_processes_never_overlap_and_are_served_in_order() {
     let temp = tempfile::tempdir().unwrap();
@@ -94,37 +80,17 @@ async fn eight_processes_never_overlap_and_are_served_in_order() {
     witness(&dir);
     // Of each process; the variable makes it longer, or short for a quick look.
     let each = std::env::var("LOCKKEEPER_ACQUISITIONS").ok();
-    let each: usize = each.map_or(20_000, |each| each.parse().expect("a number"));
-    let seed = fastrand::u64(..);
-    println!("seed {seed}");
+    let each: u32 = each.map_or(20_000, |each| each.parse().expect("a number"));
+    let inside = temp.path().join("inside");
+    std::fs::create_dir(&inside).unwrap();
+    let hammer = Hammer { each, watched: Some(inside), ..Hammer::new(WORKER, &NAMES) };
     let start = Instant::now();
-    let mut workers: Vec<Worker> = (0..8).map(|_| Worker::start(&dir)).collect();
-    for (index, worker) in workers.iter_mut().enumerate() {
-        worker.send(&format!("cycle {each} {} {}", seed ^ index as u64, NAMES.join(" ")));
-    }
-    let mut sections = Vec::new();
-    for worker in workers {
-        loop {
-            let line = worker.line_within(Duration::from_secs(120)).expect("the worker goes on");
-            if line == "done" {
-                break;
-            }
-            sections.push(parse(&line));
-        }
-        worker.finish();
-    }
+    let history = hammer.on(&url(&dir), seed()).await;
     let took = start.elapsed();
-    assert_eq!(sections.len(), 8 * each);
-    sections.sort_by_key(|section| section.entered);
-    let mut last: BTreeMap<&str, &Section> = BTreeMap::new();
-    for section in &sections {
-        if let Some(before) = last.insert(&section.name, section) {
-            assert!(before.left <= section.entered, "{before:?} overlaps {section:?}");
-            assert!(before.token < section.token, "{before:?} before {section:?}");
-        }
-    }
+    assert_eq!(history.total(), hammer.total(), "a guard was lost");
+    history.check();
     let waited = check_order(&dir);
-    println!("{} sections in {took:?}, {waited} after a wait", sections.len());
+    println!("{} stays in {took:?}, {waited} after a wait", history.total());
     assert!(waited > 1000, "hardly anybody waited: {waited}");
     for name in NAMES {
         let status = here.status(name).await.unwrap();
@@ -237,7 +203,7 @@ async fn nobody_is_overtaken_behind_many_dead_tickets() {
     db.execute("UPDATE names SET last_ticket = 41 WHERE name = 'm'", []).unwrap();
     let behind = keeper(temp.path()).await.mutex("m");
     let behind = tokio::spawn(async move { behind.lock().await });
-    crate::worker::waiters(&here, "m", 1).await;
+    crate::kit::waiters(&here, "m", 1).await;
     // Forty dead ones, more than are read at once, and one that is not.
     db.execute_batch(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 41)

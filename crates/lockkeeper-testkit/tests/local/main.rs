@@ -3,6 +3,6 @@
 mod damage;
 mod faults;
 mod history;
+mod kit;
 mod primitives;
 mod refusals;
-mod worker;

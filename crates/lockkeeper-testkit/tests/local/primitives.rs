@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use lockkeeper::engine::Revoke;
-use lockkeeper::{Cause, ErrorKind, Keeper, LockOptions, Opened, Released};
+use lockkeeper::{Cause, Clock, ErrorKind, Keeper, LockOptions, Opened, Released};
 
-use crate::worker::{PATIENCE, Worker, keeper, until, waiters};
+use crate::kit::{PATIENCE, keeper, until, waiters, worker};
 
 async fn two() -> (tempfile::TempDir, Keeper, Keeper) {
     let temp = tempfile::tempdir().unwrap();
@@ -139,26 +139,54 @@ async fn names_are_listed_in_pages_and_any_text_is_a_name() {
 #[tokio::test]
 async fn processes_exclude_each_other_and_hand_over() {
     let temp = tempfile::tempdir().unwrap();
-    let mut a = Worker::start(temp.path());
-    let mut b = Worker::start(temp.path());
+    let mut a = worker(temp.path());
+    let mut b = worker(temp.path());
     let here = keeper(temp.path()).await;
-    a.want("m", 30_000);
-    let (first, _) = a.held();
+    let first = a.lock("m", 30_000);
     assert!(here.mutex("m").try_lock().await.unwrap().is_none());
     b.want("m", 30_000);
     let status = waiters(&here, "m", 1).await;
     assert_eq!(status.holders.len(), 1);
-    assert_eq!(status.holders[0].token.unwrap().get(), first);
-    let released = a.ask("release");
-    let released: u64 = released.split(' ').nth(1).unwrap().parse().unwrap();
-    let (second, at) = b.held();
+    assert_eq!(status.holders[0].token, Some(first));
+    let released = Clock::system().now();
+    assert_eq!(a.ask("release"), "Released");
+    let (second, at) = b.granted();
     assert!(second > first);
-    let took = Duration::from_nanos(at.saturating_sub(released));
+    let took = at.since(released);
     assert!(took < Duration::from_millis(100), "handed over after {took:?}");
     a.finish();
     b.finish();
     let status = here.status("m").await.unwrap();
     assert!(status.holders.is_empty() && status.waiters.is_empty(), "{status:?}");
+}
+
+/// New names go on above a floor, which is nobody's token.
+#[tokio::test]
+async fn a_token_is_shown_once_there_is_one() {
+    let (_temp, one, two) = two().await;
+    let shown = async |name: &str| two.status(name).await.unwrap().token;
+    let deserted = async |name: &str| {
+        until("given back", async || two.status(name).await.unwrap().holders.is_empty()).await;
+    };
+    assert_eq!(shown("rw").await, None, "never used");
+    let lock = one.rwlock("rw");
+    let read = lock.read().await.unwrap();
+    assert!(lock.try_write().await.unwrap().is_none());
+    assert_eq!(shown("rw").await, None, "read");
+    drop(read);
+    deserted("rw").await;
+    assert_eq!(shown("rw").await, None, "released");
+    let broken = lock.read().await.unwrap();
+    let victim = two.status("rw").await.unwrap().holders.remove(0);
+    two.revoke("rw", &victim, Revoke::Now, "no token").await.unwrap();
+    drop(broken);
+    deserted("rw").await;
+    assert_eq!(shown("rw").await, None, "broken");
+    let write = lock.write().await.unwrap();
+    assert_eq!(shown("rw").await, Some(write.token()));
+    drop(one.semaphore("permits", 2).acquire().await.unwrap());
+    deserted("permits").await;
+    assert_eq!(shown("permits").await, None, "a permit");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use lockkeeper::{Error, ErrorKind, Keeper, Local};
 
-use crate::worker::keeper;
+use crate::kit::keeper;
 
 async fn refused(dir: &Path) -> Error {
     Keeper::new(Local::at(dir)).await.expect_err("it is refused")

@@ -103,7 +103,7 @@ async fn a_step_back_keeps_what_the_dead_had() {
     let clock = SteppedClock::new();
     let server = RedisServer::on(&clock);
     let mut worker = Worker::start(env!("CARGO_BIN_EXE_lk-worker"), &server.url());
-    assert!(worker.ask("lock dead 1500").starts_with("granted "));
+    worker.lock("dead", 1500);
     worker.kill();
     clock.step_to(-5);
     let start = Instant::now();

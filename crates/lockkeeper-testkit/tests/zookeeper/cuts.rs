@@ -10,7 +10,7 @@ use lockkeeper_testkit::proxy::{Proxy, Weather};
 use lockkeeper_testkit::within;
 use lockkeeper_testkit::zookeeper::url;
 
-use crate::kit::{Nodes, connect, locked, name, patient, seed, server};
+use crate::kit::{Nodes, connect, locked, name, patient, server};
 
 /// Long enough that no session ends in these tests.
 const REST: &str = "/?session=10s&tick=200ms";
@@ -51,7 +51,7 @@ async fn a_request_cut_in_flight_is_found_out_by_asking_again() {
 /// no two inside, tokens rise, and no node is left while the sessions live on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_cuts_leave_no_orphan_and_let_no_two_in() {
-    let seed = seed();
+    let seed = lockkeeper_testkit::seed();
     let server = server().await;
     let proxy = Arc::new(Proxy::start(server.port()).await);
     let (name, recorder) = (name("random"), Recorder::new());

@@ -106,14 +106,6 @@ impl Nodes {
     }
 }
 
-/// The seed of a random test, said aloud.
-pub(crate) fn seed() -> u64 {
-    let given = std::env::var("LOCKKEEPER_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = given.unwrap_or_else(|| fastrand::u64(..1 << 40));
-    println!("LOCKKEEPER_SEED={seed} repeats the choices of this run");
-    seed
-}
-
 /// A name nobody has used on the shared server.
 pub(crate) fn name(label: &str) -> String {
     format!("{label}-{:08x}", fastrand::u32(..))

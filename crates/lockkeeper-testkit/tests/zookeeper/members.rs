@@ -99,7 +99,7 @@ async fn a_keeper_leaves_a_member_that_dies_or_freezes() {
 /// everybody is served again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_history_with_failing_leaders_is_sound() {
-    let mut random = fastrand::Rng::with_seed(crate::kit::seed());
+    let mut random = fastrand::Rng::with_seed(lockkeeper_testkit::seed());
     let mut ensemble = Ensemble::with(&Settings::default().line("syncLimit=10"));
     let recorder = Recorder::new();
     let over = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));

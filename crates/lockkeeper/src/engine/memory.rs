@@ -124,12 +124,18 @@ impl Names {
         if !self.records.contains_key(name) {
             self.forget_idle(now);
         }
+        let record = self.records.entry(name.clone()).or_default();
         // A name that was forgotten goes on above its tokens, also where the
-        // model grants without being asked: from a queue behind readers.
-        let unused = Record { counter: self.floor, ..Record::default() };
-        let record = self.records.entry(name.clone()).or_insert_with(|| unused.clone());
+        // model grants without being asked: from a queue behind readers. But
+        // it has none to show before that.
+        let counter = record.counter;
+        let raised = counter.max(self.floor);
+        record.counter = raised;
         let answer = step(record, self.floor, &mut self.effects);
-        if *record == unused {
+        if record.counter == raised {
+            record.counter = counter;
+        }
+        if *record == Record::default() {
             self.records.remove(name);
         }
         self.push(name);

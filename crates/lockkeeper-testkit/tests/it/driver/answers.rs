@@ -9,10 +9,7 @@ async fn an_answer_after_the_end_revives_nothing() {
     let mutex = pair.waiter.mutex("n").with_options(LockOptions::default().with_lease(lease));
     let guard = mutex.lock().await.unwrap();
     // The engine renews; the answer comes when the guard is over.
-    let gate = Gate::closed();
-    let stall = gate.clone();
-    pair.faults
-        .plan(move |call| (call.method == Method::Renew).then(|| Fault::StallAfter(stall.clone())));
+    let gate = pair.stall(Method::Renew);
     gate.reached().await;
     assert_eq!(guard.lost().await, Cause::Expired);
     gate.open();
@@ -66,10 +63,7 @@ async fn a_cut_connection_is_a_risk_at_once_and_over_with_the_next_answer() {
 async fn one_renewal_is_under_way_per_shard() {
     let pair = Pair::simulated().await;
     let guard = pair.waiter.mutex("n").lock().await.unwrap();
-    let gate = Gate::closed();
-    let stall = gate.clone();
-    pair.faults
-        .plan(move |call| (call.method == Method::Renew).then(|| Fault::StallAfter(stall.clone())));
+    let gate = pair.stall(Method::Renew);
     let calls = pair.faults.calls();
     tokio::time::sleep(Duration::from_secs(12)).await;
     for _ in 0..5 {
@@ -140,10 +134,7 @@ async fn verify_ends_even_if_the_guard_is_the_first_to_see_its_end() {
     let lease = Duration::from_secs(3);
     let mutex = pair.waiter.mutex("n").with_options(LockOptions::default().with_lease(lease));
     let guard = Arc::new(mutex.lock().await.unwrap());
-    let gate = Gate::closed();
-    let stall = gate.clone();
-    pair.faults
-        .plan(move |call| (call.method == Method::Renew).then(|| Fault::StallAfter(stall.clone())));
+    let gate = pair.stall(Method::Renew);
     gate.reached().await;
     // Behind a renewal that hangs, so it is not sent yet.
     let asked = guard.clone();

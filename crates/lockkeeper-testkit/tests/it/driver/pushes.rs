@@ -9,10 +9,7 @@ async fn a_beat_under_way_does_not_hold_up_a_hand_over() {
     let waiting = pair.wait();
     pair.queued().await;
     // The next beat is answered "queued", but the answer dawdles.
-    let gate = Gate::closed();
-    let stall = gate.clone();
-    pair.faults
-        .plan(move |call| (call.method == Method::Renew).then(|| Fault::StallAfter(stall.clone())));
+    let gate = pair.stall(Method::Renew);
     gate.reached().await;
     drop(guard);
     let guard = tokio::time::timeout(Duration::from_millis(100), waiting).await;
@@ -95,20 +92,9 @@ async fn a_hand_over_is_valid_from_the_last_answer_and_not_from_its_arrival() {
 async fn a_nudge_that_overtakes_the_answer_counts() {
     let pair = Pair::simulated().await;
     let _guard = pair.hold().await;
-    let gate = Gate::closed();
-    let stall = gate.clone();
-    pair.faults.plan(move |call| {
-        (call.method == Method::Acquire).then(|| Fault::StallAfter(stall.clone()))
-    });
+    let gate = pair.stall(Method::Acquire);
     let _waiting = pair.wait();
-    gate.reached().await;
-    let claim = pair.holder.status("n").await.unwrap().waiters[0].claim;
-    pair.tap.push(Event::Nudge(claim));
-    tokio::time::sleep(Duration::from_millis(10)).await;
-    let calls = pair.faults.calls();
-    gate.open();
-    tokio::time::sleep(Duration::from_millis(10)).await;
-    assert_eq!(pair.faults.calls(), calls + 1, "the nudge was forgotten");
+    pair.is_nudged_past(&gate).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -117,19 +103,9 @@ async fn a_nudge_during_a_beat_is_followed_by_another_beat() {
     let _guard = pair.hold().await;
     let _waiting = pair.wait();
     pair.queued().await;
-    let gate = Gate::closed();
-    let stall = gate.clone();
-    pair.faults
-        .plan(move |call| (call.method == Method::Renew).then(|| Fault::StallAfter(stall.clone())));
-    gate.reached().await;
-    // The engine had answered before; what it nudges for is news.
-    let claim = pair.holder.status("n").await.unwrap().waiters[0].claim;
-    pair.tap.push(Event::Nudge(claim));
-    tokio::time::sleep(Duration::from_millis(10)).await;
-    let calls = pair.faults.calls();
-    gate.open();
-    tokio::time::sleep(Duration::from_millis(10)).await;
-    assert_eq!(pair.faults.calls(), calls + 1, "the nudge was forgotten");
+    let gate = pair.stall(Method::Renew);
+    // The engine has answered by then; what it nudges for is news.
+    pair.is_nudged_past(&gate).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -148,11 +124,7 @@ async fn a_nudge_brings_the_next_beat_forward() {
 #[tokio::test(start_paused = true)]
 async fn a_break_that_overtakes_the_grant_is_heard() {
     let pair = Pair::simulated().await;
-    let gate = Gate::closed();
-    let stall = gate.clone();
-    pair.faults.plan(move |call| {
-        (call.method == Method::Acquire).then(|| Fault::StallAfter(stall.clone()))
-    });
+    let gate = pair.stall(Method::Acquire);
     let waiting = pair.wait();
     gate.reached().await;
     let victim = pair.holder.status("n").await.unwrap().holders.remove(0);

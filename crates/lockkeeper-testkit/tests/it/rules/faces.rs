@@ -161,7 +161,7 @@ async fn a_latch_that_opens_during_a_look_is_seen_at_once() {
     let pair = Pair::simulated().await;
     let latch = pair.holder.latch("l");
     latch.set(1).await.unwrap();
-    let gate = stall(&pair, Method::Cell);
+    let gate = pair.stall(Method::Cell);
     let waiter = pair.waiter.latch("l");
     let waiting = tokio::spawn(async move { waiter.wait().await });
     gate.reached().await;
@@ -215,9 +215,7 @@ async fn a_hook_that_panics_takes_its_own_wait_along_and_nothing_else() {
 /// After anything, in any order, with any fault: nothing is left in hand.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_left_in_the_driver_after_any_operations() {
-    let seed = std::env::var("LOCKKEEPER_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
-    println!("LOCKKEEPER_SEED={seed} repeats the choices of this run");
+    let seed = lockkeeper_testkit::seed();
     let mut random = fastrand::Rng::with_seed(seed);
     let pair = Pair::simulated().await;
     for round in 0..20 {

@@ -7,7 +7,7 @@ use super::*;
 async fn validity_counts_from_before_the_question() {
     let pair = Pair::simulated().await;
     let span = Duration::from_secs(2);
-    let gate = stall(&pair, Method::Acquire);
+    let gate = pair.stall(Method::Acquire);
     let mutex = pair.waiter.mutex("n").with_options(lease(30_000));
     let lock = tokio::spawn(async move { mutex.lock().await });
     gate.reached().await;
@@ -16,7 +16,7 @@ async fn validity_counts_from_before_the_question() {
     let guard = lock.await.unwrap().unwrap();
     let most = ms(30_000) - LockOptions::default().effective_margin() - span;
     assert!(guard.valid_for() <= most, "{:?} after a slow grant", guard.valid_for());
-    let gate = stall(&pair, Method::Renew);
+    let gate = pair.stall(Method::Renew);
     gate.reached().await;
     sleep(span).await;
     gate.open();
@@ -29,7 +29,7 @@ async fn validity_counts_from_before_the_question() {
 async fn an_answer_that_is_read_after_the_end_revives_nothing() {
     let pair = Pair::simulated().await;
     let guard = pair.waiter.mutex("n").with_options(lease(3000)).lock().await.unwrap();
-    let gate = stall(&pair, Method::Renew);
+    let gate = pair.stall(Method::Renew);
     gate.reached().await;
     // It arrives in time, but the machine sleeps before anybody reads it; the
     // lease it brings would last beyond that.
@@ -139,7 +139,7 @@ async fn one_renewal_is_under_way_whoever_is_due() {
     let _one = pair.waiter.mutex("one").lock().await.unwrap();
     sleep(Duration::from_secs(2)).await;
     let _two = pair.waiter.mutex("two").lock().await.unwrap();
-    let gate = stall(&pair, Method::Renew);
+    let gate = pair.stall(Method::Renew);
     gate.reached().await;
     let calls = pair.faults.calls();
     sleep(ms(2500)).await;
@@ -151,7 +151,7 @@ async fn one_renewal_is_under_way_whoever_is_due() {
 async fn verify_is_not_answered_by_a_renewal_that_had_left() {
     let pair = Pair::simulated().await;
     let guard = Arc::new(pair.waiter.mutex("n").lock().await.unwrap());
-    let gate = stall(&pair, Method::Renew);
+    let gate = pair.stall(Method::Renew);
     gate.reached().await;
     break_unheard(&pair, "n").await;
     let asked = guard.clone();
@@ -178,7 +178,7 @@ async fn a_release_that_finds_nothing_says_so() {
     assert!(matches!(error, RunError::Lost { output: Some(Ok(7)), .. }), "{error:?}");
     // And stepping down from what was taken away.
     let write = pair.waiter.rwlock("rw").write().await.unwrap();
-    let gate = stall(&pair, Method::Acquire);
+    let gate = pair.stall(Method::Acquire);
     let down = tokio::spawn(write.downgrade());
     gate.reached().await;
     pair.faults.hear(|_| false);

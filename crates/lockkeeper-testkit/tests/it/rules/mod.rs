@@ -41,14 +41,6 @@ fn fail(pair: &Pair, method: Method) {
     pair.faults.plan(move |call| (call.method == method).then_some(Fault::Fail));
 }
 
-/// Stalls the answers of a method.
-fn stall(pair: &Pair, method: Method) -> Gate {
-    let gate = Gate::closed();
-    let stall = gate.clone();
-    pair.faults.plan(move |call| (call.method == method).then(|| Fault::StallAfter(stall.clone())));
-    gate
-}
-
 /// Takes the name from the waiter's keeper, which does not hear of it.
 async fn break_unheard(pair: &Pair, name: &str) {
     pair.faults.hear(|_| false);

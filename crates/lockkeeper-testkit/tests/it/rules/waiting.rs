@@ -7,7 +7,7 @@ use super::*;
 async fn a_try_behind_a_local_waiter_is_refused_at_once() {
     let pair = Pair::simulated().await;
     let _guard = pair.hold().await;
-    let gate = stall(&pair, Method::Acquire);
+    let gate = pair.stall(Method::Acquire);
     let _waiting = pair.wait();
     gate.reached().await;
     // It came while nobody knew yet whether there is anything to wait for.
@@ -74,7 +74,7 @@ async fn an_old_beat_says_nothing_about_a_new_claim() {
     let _guard = pair.hold().await;
     let _waiting = pair.wait();
     pair.queued().await;
-    let gate = stall(&pair, Method::Renew);
+    let gate = pair.stall(Method::Renew);
     gate.reached().await;
     let claim = pair.holder.status("n").await.unwrap().waiters[0].claim;
     pair.tap.push(Event::Is(claim, Standing::Gone(Cause::Expired)));
@@ -167,7 +167,7 @@ async fn a_local_waiter_knows_that_the_engine_answers_those_ahead() {
     assert!(!head.is_finished() && !next.is_finished());
     drop(guard);
     // When its turn comes it has the whole limit for its first answer.
-    let gate = stall(&pair, Method::Acquire);
+    let gate = pair.stall(Method::Acquire);
     drop(soon("the head", head).await.unwrap().unwrap());
     gate.reached().await;
     sleep(ms(1000)).await;
@@ -194,7 +194,7 @@ async fn the_limits_of_local_waiters_do_not_add_up() {
 #[tokio::test(start_paused = true)]
 async fn no_patience_still_waits_for_the_one_answer() {
     let pair = Pair::simulated().await;
-    let gate = stall(&pair, Method::Acquire);
+    let gate = pair.stall(Method::Acquire);
     let mutex = pair.waiter.mutex("n").with_options(LockOptions::default().with_wait(ms(0)));
     let lock = tokio::spawn(async move { mutex.lock().await });
     gate.reached().await;

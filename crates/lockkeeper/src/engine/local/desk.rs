@@ -120,12 +120,19 @@ impl<'a> Desk<'a> {
         }
         loop {
             let record = &mut loaded.record;
-            record.counter = record.counter.max(self.floor);
+            // A name that is new, or was forgotten, goes on above the floor,
+            // but has no token to show before that.
+            let counter = record.counter;
+            let raised = counter.max(self.floor);
+            record.counter = raised;
             self.end_the_dead(record);
             let before =
                 record.latch.as_ref().map(|latch| (latch.set.clone(), latch.counted.len()));
             self.effects.clear();
             let answer = step(record, self.now, &mut self.effects);
+            if record.counter == raised {
+                record.counter = counter;
+            }
             if let Some(cut) = loaded.cut
                 && record.queue.front().is_none_or(|front| front.number > cut)
             {

@@ -52,6 +52,15 @@ pub(super) trait Dialect: fmt::Debug + Send + Sync + 'static {
     /// The clock, in microseconds since 1970, at the moment it is read.
     fn clock(&self) -> &'static str;
 
+    /// Locks rows (`FROM rest`, which ends in `FOR UPDATE`) and reads them,
+    /// each with the clock as one more column, read after the row was locked.
+    /// See [`Connection::clock_apart`](super::wire::Connection::clock_apart).
+    fn locking(&self, columns: &str, rest: &str) -> String;
+
+    /// What makes an `UPDATE` find rows by their keys, however few there are:
+    /// whoever looks at others' rows waits for their locks.
+    fn by_key(&self) -> &'static str;
+
     /// Adds a row unless its key is there already.
     fn insert_new(&self, table: &str, columns: &str, values: &str) -> String;
 

@@ -84,6 +84,15 @@ impl Dialect for Mysql {
         "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"
     }
 
+    fn locking(&self, columns: &str, rest: &str) -> String {
+        // Values are computed when a row is sent, which is after its lock.
+        format!("SELECT {columns}, {} FROM {rest}", self.clock())
+    }
+
+    fn by_key(&self) -> &'static str {
+        " FORCE INDEX (PRIMARY)"
+    }
+
     fn insert_new(&self, table: &str, columns: &str, values: &str) -> String {
         let key = columns.split(',').next().unwrap_or(columns);
         format!(
@@ -137,7 +146,7 @@ impl Dialect for Mysql {
             .connect_attribute("program_name", "lockkeeper");
         let options = encrypted(sql, options)?;
         let conn = Conn::new(options).await.map_err(refused_connection)?;
-        let mut connection = MysqlConnection { conn, maria: false };
+        let mut connection = MysqlConnection { conn, maria: false, clock_apart: false };
         connection.begin_session().await?;
         Ok(Box::new(connection))
     }
@@ -146,7 +155,9 @@ impl Dialect for Mysql {
 impl MysqlConnection {
     /// Refuses a server that will not do, and prepares the session.
     async fn begin_session(&mut self) -> Result<(), Fault> {
-        let asked = self.batch("SELECT VERSION(), @@read_only").await?;
+        // Some servers are told that SYSDATE is NOW, the start of a statement.
+        let asked = "SELECT VERSION(), @@read_only, SLEEP(0.001), SYSDATE(6) > NOW(6)";
+        let asked = self.batch(asked).await?;
         let row = asked.first().and_then(|table| table.rows.first());
         let row =
             row.ok_or_else(|| Fault::new(Class::Lost, "the server says nothing of itself"))?;
@@ -154,6 +165,7 @@ impl MysqlConnection {
         if row.text(1)? != "0" {
             return Err(Fault::new(Class::ReadOnly, "read_only is set"));
         }
+        self.clock_apart = row.text(3)? != "1";
         let idle = IDLE.as_secs();
         // MySQL has no limit for transactions alone; see `begin`.
         let limits =
@@ -209,6 +221,7 @@ fn encrypted(_sql: &Sql, options: OptsBuilder) -> Result<OptsBuilder, Fault> {
 struct MysqlConnection {
     conn: Conn,
     maria: bool,
+    clock_apart: bool,
 }
 
 #[async_trait]
@@ -249,6 +262,10 @@ impl Connection for MysqlConnection {
 
     fn rollback(&self) -> &'static str {
         if self.maria { "ROLLBACK" } else { "ROLLBACK; SET SESSION wait_timeout = 28800" }
+    }
+
+    fn clock_apart(&self) -> bool {
+        self.clock_apart
     }
 
     fn session(&self) -> u64 {

@@ -5,35 +5,42 @@
 
 use super::config::Sql;
 use super::rows::{CLAIMS, NAMES};
+use super::store::{BEAT, COLUMNS, GRANT};
 
 /// A statement with places for values, `$1` and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phrase {
-    /// Locks the row of a name (1) and reads it.
+    /// Locks the row of a name (1), reads it, and then the clock.
     Lock,
-    /// Reads the clock, and the floor of all tokens.
-    Clock,
-    /// Reads the claims of a name (1), unless it is crowded.
+    /// Reads the claims of a name (1), unless they are too many.
     Claims,
-    /// Writes the row of a name: the columns in order.
+    /// Writes all that steps change in the row of a name (1).
     SetName,
+    /// The same, but only what a grant and its end change.
+    SetGrant,
+    /// The same, but only what a renewal changes.
+    KeepName,
     /// Adds the row of a claim: the columns in order.
     AddClaim,
     /// Changes the row of a claim: name, state, place, claim, then the new
     /// state, place, token, until, since, cause and reason.
     SetClaim,
+    /// Keeps a claim alive: name, state, place, claim, then the new end.
+    KeepClaim,
     /// Deletes the row of a claim: name, state, place, claim.
     DropClaim,
 }
 
 impl Phrase {
-    const ALL: [Phrase; 7] = [
+    const ALL: [Phrase; 9] = [
         Phrase::Lock,
-        Phrase::Clock,
         Phrase::Claims,
         Phrase::SetName,
+        Phrase::SetGrant,
+        Phrase::KeepName,
         Phrase::AddClaim,
         Phrase::SetClaim,
+        Phrase::KeepClaim,
         Phrase::DropClaim,
     ];
 
@@ -41,46 +48,47 @@ impl Phrase {
     pub(super) fn name(self) -> &'static str {
         match self {
             Phrase::Lock => "lockkeeper_lock",
-            Phrase::Clock => "lockkeeper_clock",
             Phrase::Claims => "lockkeeper_claims",
             Phrase::SetName => "lockkeeper_set_name",
+            Phrase::SetGrant => "lockkeeper_set_grant",
+            Phrase::KeepName => "lockkeeper_keep_name",
             Phrase::AddClaim => "lockkeeper_add_claim",
             Phrase::SetClaim => "lockkeeper_set_claim",
+            Phrase::KeepClaim => "lockkeeper_keep_claim",
             Phrase::DropClaim => "lockkeeper_drop_claim",
         }
     }
 
     fn template(self, sql: &Sql) -> String {
         let (names, claims) = (sql.table("names"), sql.table("claims"));
+        let key = "WHERE name = $1 AND state = $2 AND place = $3 AND claim = $4";
+        let set = |from: usize| {
+            let column = |(index, column): (usize, &&str)| format!("{column} = ${}", index + 2);
+            let columns: Vec<String> = COLUMNS[from..].iter().enumerate().map(column).collect();
+            format!("UPDATE {names} SET {} WHERE name = $1", columns.join(", "))
+        };
         match self {
-            Phrase::Lock => format!("SELECT {NAMES} FROM {names} WHERE name = $1 FOR UPDATE"),
-            Phrase::Clock => {
-                let meta = sql.table("meta");
-                format!("SELECT {}, floor FROM {meta} WHERE one = 1", sql.dialect.clock())
+            Phrase::Lock => {
+                sql.dialect.locking(NAMES, &format!("{names} WHERE name = $1 FOR UPDATE"))
             }
             Phrase::Claims => format!(
                 "SELECT c.{} FROM {names} AS n JOIN {claims} AS c ON c.name = n.name \
-                 WHERE n.name = $1 AND n.crowded = 0",
+                 WHERE n.name = $1 AND n.crowd = 1",
                 CLAIMS.replace(", ", ", c.")
             ),
-            Phrase::SetName => format!(
-                "UPDATE {names} SET kind = $2, capacity = $3, counter = $4, last_ticket = $5, \
-                 crowded = $6, closed_until_us = $7, used_us = $8, fence = $9, \
-                 latch_remaining = $10, latch_set = $11, latch_keep_us = $12, \
-                 latch_until_us = $13 WHERE name = $1"
-            ),
+            Phrase::SetName => set(0),
+            Phrase::SetGrant => set(GRANT),
+            Phrase::KeepName => set(BEAT),
             Phrase::AddClaim => format!(
                 "INSERT INTO {claims} ({CLAIMS}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, \
                  $10, $11, $12, $13, $14, $15, $16, $17)"
             ),
             Phrase::SetClaim => format!(
                 "UPDATE {claims} SET state = $5, place = $6, token = $7, until_us = $8, \
-                 since_us = $9, cause = $10, reason = $11 \
-                 WHERE name = $1 AND state = $2 AND place = $3 AND claim = $4"
+                 since_us = $9, cause = $10, reason = $11 {key}"
             ),
-            Phrase::DropClaim => format!(
-                "DELETE FROM {claims} WHERE name = $1 AND state = $2 AND place = $3 AND claim = $4"
-            ),
+            Phrase::KeepClaim => format!("UPDATE {claims} SET until_us = $5 {key}"),
+            Phrase::DropClaim => format!("DELETE FROM {claims} {key}"),
         }
     }
 

@@ -117,6 +117,18 @@ impl Dialect for Postgres {
         "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
     }
 
+    fn locking(&self, columns: &str, rest: &str) -> String {
+        // What stands beside FOR UPDATE is computed before the lock; what is
+        // outside of a query with one, row by row after it: such a query is
+        // never merged with the one around it.
+        format!("SELECT locked.*, {} FROM (SELECT {columns} FROM {rest}) AS locked", self.clock())
+    }
+
+    fn by_key(&self) -> &'static str {
+        // Readers wait for nobody here.
+        ""
+    }
+
     fn insert_new(&self, table: &str, columns: &str, values: &str) -> String {
         format!("INSERT INTO {table} ({columns}) VALUES {values} ON CONFLICT DO NOTHING")
     }
@@ -311,6 +323,10 @@ impl Connection for PostgresConnection {
 
     fn rollback(&self) -> &'static str {
         "ROLLBACK"
+    }
+
+    fn clock_apart(&self) -> bool {
+        false
     }
 
     fn session(&self) -> u64 {

@@ -33,6 +33,10 @@ pub(super) trait Connection: Send {
     /// Undoes.
     fn rollback(&self) -> &'static str;
 
+    /// Whether a statement has one time, that of its start: then the clock is
+    /// to be read by another one, after the rows are locked.
+    fn clock_apart(&self) -> bool;
+
     /// The server's number for the session, to end it from another one.
     fn session(&self) -> u64;
 

@@ -73,8 +73,11 @@ pub(super) trait Dialect: fmt::Debug + Send + Sync + 'static {
     /// How a keeper gets to know of lines.
     fn hearing(&self) -> Hearing;
 
-    /// Whether statements can be prepared, and run several at once as text.
-    fn prepares(&self) -> bool;
+    /// Prepares a statement with places `$1` and so on under a name.
+    fn prepare(&self, name: &str, statement: &str) -> String;
+
+    /// Runs what was prepared, with values; there is one at least.
+    fn execute(&self, name: &str, values: &str) -> String;
 
     /// Connects, refuses a server that will not do, and prepares the session:
     /// its limits, isolation, time zone. What others notify the session of

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, watch};
 use super::config::Sql;
 use super::dialect::{Dialect, Hearing};
 use super::fault::{Class, Fault};
+use super::phrase::Phrase;
 use super::wire::{Connection, Row, Table};
 use super::{IDLE, LOCK_WAIT};
 use crate::engine::REMEMBER;
@@ -124,8 +125,13 @@ impl Dialect for Mysql {
         Hearing::Polled
     }
 
-    fn prepares(&self) -> bool {
-        false
+    fn prepare(&self, name: &str, statement: &str) -> String {
+        let statement = statement.replace('\'', "''");
+        format!("PREPARE {name} FROM '{}'", statement.replace("$1", "?"))
+    }
+
+    fn execute(&self, name: &str, values: &str) -> String {
+        format!("EXECUTE {name} USING {values}")
     }
 
     async fn connect(
@@ -264,6 +270,13 @@ impl Connection for MysqlConnection {
         if self.maria { "ROLLBACK" } else { "ROLLBACK; SET SESSION wait_timeout = 28800" }
     }
 
+    fn prepares(&self) -> &'static [Phrase] {
+        // MySQL takes no literals for values, and a statement more would cost
+        // what is won. Those that change something are as soon read as their
+        // values.
+        if self.maria { Phrase::QUESTIONS } else { &[] }
+    }
+
     fn clock_apart(&self) -> bool {
         self.clock_apart
     }
@@ -351,10 +364,12 @@ fn told(error: DriverError) -> Fault {
         // Privileges for a database, table, column, routine or at all.
         1044 | 1142 | 1143 | 1227 | 1370 => Class::Forbidden,
         1040 | 1203 | 1226 => Class::Full,
-        // No memory, threads, disk; not part of a cluster.
-        1037 | 1038 | 1041 | 1114 | 1135 | 1021 | 1047 => Class::NotNow,
+        // No memory, threads, disk, prepared statements; not part of a cluster.
+        1461 | 1037 | 1038 | 1041 | 1114 | 1135 | 1021 | 1047 => Class::NotNow,
         // Shut down, killed, interrupted, out of time: who knows when.
         1053 | 1317 | 1927 | 1969 | 3024 | 4031 | 3168 | 3169 => Class::Lost,
+        // No such prepared statement: the session is not the one we prepared.
+        1243 => Class::Refused(ErrorKind::Unsupported),
         // Statements cannot be logged as such at our isolation level.
         1665 => Class::Refused(ErrorKind::Unsupported),
         // Unknown column, or a table of another shape.
@@ -364,6 +379,7 @@ fn told(error: DriverError) -> Fault {
     let text = match server.code {
         1665 => "binlog_format is STATEMENT; locks need ROW or MIXED".to_owned(),
         1040 | 1203 | 1226 => "the server has no connection left".to_owned(),
+        1243 => super::fault::POOLED.to_owned(),
         code => format!("the server says: {} ({code})", server.message),
     };
     Fault::new(class, text).because(error)

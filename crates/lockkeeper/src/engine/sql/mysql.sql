@@ -1,7 +1,7 @@
 -- The tables of Lockkeeper in MySQL and MariaDB. Read them at any time:
 --
 --     SELECT label, mode, host, pid, note, token, since_at, until_at FROM {names}
---         WHERE claim IS NOT NULL;
+--         WHERE until_us > 0;
 --     SELECT label, state, mode, host, pid, note, since_at, until_at FROM {claims};
 --
 -- Numbers that end in _us are microseconds: instants since 1970 by the clock
@@ -11,7 +11,8 @@
 -- Nothing here may be changed by hand; {meta} tells that the rest is there.
 
 -- What is known of a name, whoever holds it: kept after the grant has ended.
--- Who holds it alone (exclusive, write) stands here, too.
+-- Who holds it alone (exclusive, write) stands here, too, and stays when it
+-- has ended, with an until_us of 0: the last one who did.
 CREATE TABLE IF NOT EXISTS {names} (
     name             VARBINARY(512) NOT NULL PRIMARY KEY,
     kind             VARCHAR(16),          -- mutex, read_write, semaphore, latch, fence
@@ -27,10 +28,10 @@ CREATE TABLE IF NOT EXISTS {names} (
     latch_set        VARBINARY(512),
     latch_keep_us    BIGINT,
     latch_until_us   BIGINT,
-    claim            VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin,  -- who holds it alone
+    claim            VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin,  -- who holds it alone, or did last
     mode             VARCHAR(16),          -- exclusive, write
     token            BIGINT,
-    until_us         BIGINT,
+    until_us         BIGINT NOT NULL,      -- 0: nobody holds it alone
     since_us         BIGINT,
     lock_delay_us    BIGINT,
     who              TEXT,
@@ -43,11 +44,12 @@ CREATE TABLE IF NOT EXISTS {names} (
     since_at         DATETIME(6) GENERATED ALWAYS AS
                      (TIMESTAMP'1970-01-01 00:00:00' + INTERVAL since_us MICROSECOND) VIRTUAL,
     until_at         DATETIME(6) GENERATED ALWAYS AS
-                     (TIMESTAMP'1970-01-01 00:00:00' + INTERVAL until_us MICROSECOND) VIRTUAL
+                     (TIMESTAMP'1970-01-01 00:00:00' + INTERVAL NULLIF(until_us, 0) MICROSECOND) VIRTUAL
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4;
 
--- Who else holds (held: read, permits), waits (queued, in the order of place), wants to be told
--- that asking again is worth it (watching) or is over for good (finished).
+-- Who else holds (held: read, permits), waits (queued, in the order of place),
+-- wants to be told that asking again is worth it (watching) or is over for
+-- good (finished).
 CREATE TABLE IF NOT EXISTS {claims} (
     name           VARBINARY(512) NOT NULL,
     state          VARCHAR(8) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,

@@ -1,11 +1,11 @@
 //! The statements that every operation is made of.
 //!
-//! Where the database can, they are prepared once per connection: planning
-//! them anew each time would cost as much as running them.
+//! Where the database can, they are prepared once per connection: reading and
+//! planning them anew each time would cost as much as running them.
 
 use super::config::Sql;
 use super::rows::{CLAIMS, NAMES};
-use super::store::{BEAT, COLUMNS, GRANT};
+use super::store::{BEAT, COLUMNS, GRANT, HOLDER};
 
 /// A statement with places for values, `$1` and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,9 +16,11 @@ pub(super) enum Phrase {
     Claims,
     /// Writes all that steps change in the row of a name (1).
     SetName,
-    /// The same, but only what a grant and its end change.
+    /// The same, but only what changes with who holds.
+    SetHolder,
+    /// The same, but only what changes from grant to grant to one process.
     SetGrant,
-    /// The same, but only what a renewal changes.
+    /// The same, but only what a renewal or a release changes.
     KeepName,
     /// Adds the row of a claim: the columns in order.
     AddClaim,
@@ -32,10 +34,12 @@ pub(super) enum Phrase {
 }
 
 impl Phrase {
-    const ALL: [Phrase; 9] = [
+    /// All of them.
+    pub(super) const ALL: &[Phrase] = &[
         Phrase::Lock,
         Phrase::Claims,
         Phrase::SetName,
+        Phrase::SetHolder,
         Phrase::SetGrant,
         Phrase::KeepName,
         Phrase::AddClaim,
@@ -43,6 +47,8 @@ impl Phrase {
         Phrase::KeepClaim,
         Phrase::DropClaim,
     ];
+    /// The questions among them, which name many columns for one value.
+    pub(super) const QUESTIONS: &[Phrase] = &[Phrase::Lock, Phrase::Claims];
 
     /// What it is called once it is prepared.
     pub(super) fn name(self) -> &'static str {
@@ -50,6 +56,7 @@ impl Phrase {
             Phrase::Lock => "lockkeeper_lock",
             Phrase::Claims => "lockkeeper_claims",
             Phrase::SetName => "lockkeeper_set_name",
+            Phrase::SetHolder => "lockkeeper_set_holder",
             Phrase::SetGrant => "lockkeeper_set_grant",
             Phrase::KeepName => "lockkeeper_keep_name",
             Phrase::AddClaim => "lockkeeper_add_claim",
@@ -77,6 +84,7 @@ impl Phrase {
                 CLAIMS.replace(", ", ", c.")
             ),
             Phrase::SetName => set(0),
+            Phrase::SetHolder => set(HOLDER),
             Phrase::SetGrant => set(GRANT),
             Phrase::KeepName => set(BEAT),
             Phrase::AddClaim => format!(
@@ -92,13 +100,11 @@ impl Phrase {
         }
     }
 
-    /// The statement with its values, which are literals.
-    pub(super) fn with(self, sql: &Sql, values: &[String]) -> String {
-        if sql.dialect.prepares() {
-            return match values.is_empty() {
-                true => format!("EXECUTE {}", self.name()),
-                false => format!("EXECUTE {}({})", self.name(), values.join(", ")),
-            };
+    /// The statement with its values, which are literals, on a connection
+    /// that has some prepared.
+    pub(super) fn with(self, sql: &Sql, prepared: &[Phrase], values: &[String]) -> String {
+        if prepared.contains(&self) {
+            return sql.dialect.execute(self.name(), &values.join(", "));
         }
         let template = self.template(sql);
         let mut out = String::with_capacity(template.len() + 256);
@@ -115,10 +121,9 @@ impl Phrase {
     }
 }
 
-/// What prepares a connection for operations, if anything does.
-pub(super) fn prepare(sql: &Sql) -> Option<String> {
-    let prepare =
-        |phrase: &Phrase| format!("PREPARE {} AS {}", phrase.name(), phrase.template(sql));
-    let all: Vec<String> = Phrase::ALL.iter().map(prepare).collect();
-    sql.dialect.prepares().then(|| all.join("; "))
+/// What prepares a connection for operations.
+pub(super) fn prepare(sql: &Sql, phrases: &[Phrase]) -> String {
+    let prepare = |phrase: &Phrase| sql.dialect.prepare(phrase.name(), &phrase.template(sql));
+    let all: Vec<String> = phrases.iter().map(prepare).collect();
+    all.join("; ")
 }

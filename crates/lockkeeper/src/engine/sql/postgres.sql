@@ -1,7 +1,7 @@
 -- The tables of Lockkeeper in PostgreSQL. Read them at any time:
 --
 --     SELECT name, mode, host, pid, note, token, since_at, until_at FROM {names}
---         WHERE claim IS NOT NULL;
+--         WHERE until_us > 0;
 --     SELECT name, state, mode, host, pid, note, since_at, until_at FROM {claims};
 --
 -- Numbers that end in _us are microseconds: instants since 1970 by the clock
@@ -10,7 +10,8 @@
 -- Nothing here may be changed by hand; {meta} tells that the rest is there.
 
 -- What is known of a name, whoever holds it: kept after the grant has ended.
--- Who holds it alone (exclusive, write) stands here, too.
+-- Who holds it alone (exclusive, write) stands here, too, and stays when it
+-- has ended, with an until_us of 0: the last one who did.
 CREATE TABLE IF NOT EXISTS {names} (
     name             text COLLATE "C" PRIMARY KEY,
     kind             text,                 -- mutex, read_write, semaphore, latch, fence
@@ -26,10 +27,10 @@ CREATE TABLE IF NOT EXISTS {names} (
     latch_set        text,
     latch_keep_us    bigint,
     latch_until_us   bigint,
-    claim            text,                 -- who holds it alone
+    claim            text,                 -- who holds it alone, or did last
     mode             text,                 -- exclusive, write
     token            bigint,
-    until_us         bigint,
+    until_us         bigint NOT NULL,      -- 0: nobody holds it alone
     since_us         bigint,
     lock_delay_us    bigint,
     who              text,
@@ -39,11 +40,13 @@ CREATE TABLE IF NOT EXISTS {names} (
     cause            text,                 -- why it may not be renewed
     reason           text,
     since_at         timestamptz GENERATED ALWAYS AS (to_timestamp(since_us / 1000000.0)) STORED,
-    until_at         timestamptz GENERATED ALWAYS AS (to_timestamp(until_us / 1000000.0)) STORED
+    until_at         timestamptz GENERATED ALWAYS AS
+                     (to_timestamp(NULLIF(until_us, 0) / 1000000.0)) STORED
 ) WITH (fillfactor = 50);
 
--- Who else holds (held: read, permits), waits (queued, in the order of place), wants to be told
--- that asking again is worth it (watching) or is over for good (finished).
+-- Who else holds (held: read, permits), waits (queued, in the order of place),
+-- wants to be told that asking again is worth it (watching) or is over for
+-- good (finished).
 CREATE TABLE IF NOT EXISTS {claims} (
     name           text COLLATE "C" NOT NULL,
     state          text COLLATE "C" NOT NULL,

@@ -25,7 +25,7 @@ use crate::name::LockName;
 use crate::token::{ClaimId, Token};
 
 /// The columns of a name, in the order they are read. From the 15th on they
-/// tell of who holds it alone, and are all null if nobody does.
+/// tell of who holds it alone, or was the last who did.
 pub(super) const NAMES: &str = "name, kind, capacity, counter, floor, last_ticket, crowd, \
      closed_until_us, used_us, fence, latch_remaining, latch_set, latch_keep_us, latch_until_us, \
      claim, mode, token, until_us, since_us, lock_delay_us, who, host, pid, note, cause, reason";
@@ -58,6 +58,8 @@ pub(super) struct Loaded {
     pub(super) ahead: HashMap<ClaimId, u32>,
     /// Where claims are written down.
     pub(super) places: HashMap<(ClaimId, Slot), Spot>,
+    /// Of whom the row of the name tells: who holds it alone, or did last.
+    pub(super) last: Option<Held>,
     /// The row of the name as it is stored.
     pub(super) row: NameRow,
     /// The latch as it was.
@@ -116,10 +118,14 @@ pub(super) fn names(sql: &Sql, table: &Table) -> Result<BTreeMap<LockName, Loade
         };
         let mut places = HashMap::new();
         let mut holders = Vec::new();
+        let mut last = None;
         if row.maybe_text(ALONE)?.is_some() {
             let held = held(sql, row, ALONE, (0, 0))?;
-            places.insert((held.claim, Slot::Main), Spot::Name);
-            holders.push(held);
+            if held.until > Time(0) {
+                places.insert((held.claim, Slot::Main), Spot::Name);
+                holders.push(held.clone());
+            }
+            last = Some(held);
         }
         let record = Record {
             kind: row.maybe_text(1)?.and_then(kind_from),
@@ -139,9 +145,9 @@ pub(super) fn names(sql: &Sql, table: &Table) -> Result<BTreeMap<LockName, Loade
             _ => Crowd::Many,
         };
         let floor = Token::new(row.number(4)? as u64);
-        let stored = NameRow::of(sql, &record, crowd);
+        let stored = NameRow::of(sql, &record, crowd, last.as_ref());
         let loaded =
-            Loaded { record, floor, crowd, places, row: stored, latch, ..Loaded::default() };
+            Loaded { record, floor, crowd, places, last, row: stored, latch, ..Loaded::default() };
         Ok((name(sql, row)?, loaded))
     };
     table.rows.iter().map(read).collect()

@@ -167,7 +167,7 @@ impl Desk<'_> {
         let sql = self.sql;
         let (events, skipped, seen) = (Vec::new(), Vec::new(), Vec::new());
         let mut ran = Ran { now, events, skipped, seen, open: false };
-        let mut writer = Writer::new(sql);
+        let mut writer = Writer::new(sql, self.connection.prepares());
         for steps in steps.chunk_by_mut(|one, other| one.name == other.name) {
             let name = steps[0].name.clone();
             let Some(loaded) = names.get_mut(&name) else {
@@ -255,7 +255,7 @@ impl Desk<'_> {
             if self.company {
                 rows::claims(sql, tables.next().ok_or_else(short)?, &mut names)?;
             } else if names.values().any(|loaded| loaded.crowd == Crowd::Some) {
-                let tables = self.ask(&claims_statement(sql, &list, patience)).await?;
+                let tables = self.ask(&self.claims_statement(&list, patience)).await?;
                 rows::claims(sql, tables.last().ok_or_else(short)?, &mut names)?;
             }
             if let (Some(counted), Some(loaded)) = (tables.next(), names.values_mut().next()) {
@@ -279,7 +279,7 @@ impl Desk<'_> {
             parts.extend(make_statements(sql, list));
         }
         parts.push(match patience {
-            Patience::Wait => Phrase::Lock.with(sql, list),
+            Patience::Wait => Phrase::Lock.with(sql, self.connection.prepares(), list),
             Patience::Skip => {
                 let list = list.join(", ");
                 let rest = "ORDER BY name FOR UPDATE SKIP LOCKED";
@@ -290,7 +290,7 @@ impl Desk<'_> {
             parts.push(format!("SELECT {}", sql.dialect.clock()));
         }
         if self.company {
-            parts.push(claims_statement(sql, list, patience));
+            parts.push(self.claims_statement(list, patience));
         }
         let counts: Vec<String> = steps
             .iter()
@@ -302,6 +302,20 @@ impl Desk<'_> {
             parts.push(format!("SELECT id FROM {table} WHERE name IN ({names}) AND id IN ({ids})"));
         }
         parts.join("; ")
+    }
+
+    /// Reads the claims of names, but of those that have too many.
+    fn claims_statement(&self, list: &[String], patience: Patience) -> String {
+        let sql = self.sql;
+        if patience == Patience::Wait {
+            return Phrase::Claims.with(sql, self.connection.prepares(), list);
+        }
+        let (names, claims) = (sql.table("names"), sql.table("claims"));
+        let (list, columns) = (list.join(", "), CLAIMS.replace(", ", ", c."));
+        format!(
+            "SELECT c.{columns} FROM {names} AS n JOIN {claims} AS c ON c.name = n.name \
+             WHERE n.name IN ({list}) AND n.crowd = 1"
+        )
     }
 
     /// Does the steps of one name.
@@ -412,8 +426,9 @@ impl Desk<'_> {
 /// whoever forgot the name has raised it by then.
 fn make_statements(sql: &Sql, list: &[String]) -> [String; 2] {
     let (names, meta) = (sql.table("names"), sql.table("meta"));
-    let blank = |name| format!("({name}, 0, 0, 0, 0, 0, 0, 0)");
-    let columns = "name, capacity, counter, floor, last_ticket, crowd, closed_until_us, used_us";
+    let blank = |name| format!("({name}, 0, 0, 0, 0, 0, 0, 0, 0)");
+    let columns = "name, capacity, counter, floor, last_ticket, crowd, closed_until_us, until_us, \
+                   used_us";
     let rows: Vec<String> = list.iter().map(blank).collect();
     [
         sql.dialect.insert_new(&names, columns, &rows.join(", ")),
@@ -423,19 +438,6 @@ fn make_statements(sql: &Sql, list: &[String]) -> [String; 2] {
             list.join(", ")
         ),
     ]
-}
-
-/// Reads the claims of names, but of those that have too many.
-fn claims_statement(sql: &Sql, list: &[String], patience: Patience) -> String {
-    if patience == Patience::Wait {
-        return Phrase::Claims.with(sql, list);
-    }
-    let (names, claims) = (sql.table("names"), sql.table("claims"));
-    let (list, columns) = (list.join(", "), CLAIMS.replace(", ", ", c."));
-    format!(
-        "SELECT c.{columns} FROM {names} AS n JOIN {claims} AS c ON c.name = n.name \
-         WHERE n.name IN ({list}) AND n.crowd = 1"
-    )
 }
 
 /// The latest time in a column: after all rows were locked.

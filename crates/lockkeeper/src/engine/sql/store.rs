@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::config::Sql;
 use super::phrase::Phrase;
-use super::rows::{FINISHED, HELD, Loaded, QUEUED, Slot, Spot, Still, WATCHING};
+use super::rows::{Crowd, FINISHED, HELD, Loaded, QUEUED, Slot, Spot, Still, WATCHING};
 use crate::engine::About;
 use crate::engine::words::{kind_word, mode_words, reason_of};
 use crate::model::{Held, Record, Row, Time};
@@ -23,14 +23,10 @@ pub(super) const COLUMNS: [&str; 24] = [
     "latch_set",
     "latch_keep_us",
     "latch_until_us",
-    "counter",
+    "closed_until_us",
     "last_ticket",
     "crowd",
-    "closed_until_us",
-    "claim",
     "mode",
-    "token",
-    "since_us",
     "lock_delay_us",
     "who",
     "host",
@@ -38,12 +34,18 @@ pub(super) const COLUMNS: [&str; 24] = [
     "note",
     "cause",
     "reason",
+    "counter",
+    "claim",
+    "token",
+    "since_us",
     "until_us",
     "used_us",
 ];
-/// The first column that a grant and its end change.
-pub(super) const GRANT: usize = 7;
-/// The first column that a renewal changes.
+/// The first column that changes with the queue, or with who holds.
+pub(super) const HOLDER: usize = 7;
+/// The first column that changes from grant to grant to the same process.
+pub(super) const GRANT: usize = 18;
+/// The first column that a renewal or a release changes.
 pub(super) const BEAT: usize = 22;
 /// When the name was last used: written along with the rest, but not worth a
 /// statement of its own.
@@ -54,9 +56,14 @@ const USED: usize = 23;
 pub(super) struct NameRow([String; 24]);
 
 impl NameRow {
-    pub(super) fn of(sql: &Sql, record: &Record, crowd: super::rows::Crowd) -> Self {
+    /// Who was the `last` to hold it alone stays written down when nobody
+    /// does, but without an end: what grants to one process have in common is
+    /// not written twice, and the row stays in its place, having kept its size.
+    pub(super) fn of(sql: &Sql, record: &Record, crowd: Crowd, last: Option<&Held>) -> Self {
         let latch = record.latch.as_ref();
-        let alone = record.holders.iter().find(|held| held.mode.is_exclusive());
+        let alone = alone(record);
+        let until = alone.map_or(Time(0), |held| held.until);
+        let alone = alone.or(last);
         let about =
             |part: fn(&About) -> &str| maybe(alone.map(|held| sql.dialect.text(part(&held.about))));
         let revoked = alone.and_then(|held| held.revoked.as_deref());
@@ -68,14 +75,10 @@ impl NameRow {
             maybe(latch.map(|latch| sql.dialect.bytes(&latch.set.0))),
             maybe(latch.map(|latch| micros(latch.keep))),
             maybe(latch.map(|latch| latch.until.0 as i64)),
-            (record.counter.get() as i64).to_string(),
+            (record.closed_until.0 as i64).to_string(),
             (record.last_ticket as i64).to_string(),
             (crowd as u8).to_string(),
-            (record.closed_until.0 as i64).to_string(),
-            maybe(alone.map(|held| format!("'{}'", held.claim))),
             maybe(alone.map(|held| format!("'{}'", mode_words(held.mode).0))),
-            maybe(alone.and_then(|held| held.token).map(|token| token.get() as i64)),
-            maybe(alone.map(|held| held.since.0 as i64)),
             maybe(alone.map(|held| micros(held.lock_delay))),
             about(|about| &about.who),
             about(|about| &about.host),
@@ -83,7 +86,11 @@ impl NameRow {
             about(|about| &about.note),
             maybe(revoked.map(|_| "'broken'")),
             maybe(revoked.map(|reason| sql.dialect.text(reason))),
-            maybe(alone.map(|held| held.until.0 as i64)),
+            (record.counter.get() as i64).to_string(),
+            maybe(alone.map(|held| format!("'{}'", held.claim))),
+            maybe(alone.and_then(|held| held.token).map(|token| token.get() as i64)),
+            maybe(alone.map(|held| held.since.0 as i64)),
+            (until.0 as i64).to_string(),
             (record.used.0 as i64).to_string(),
         ])
     }
@@ -98,18 +105,20 @@ impl NameRow {
 #[derive(Debug)]
 pub(super) struct Writer<'a> {
     sql: &'a Sql,
+    /// What the connection knows under a name.
+    prepared: &'static [Phrase],
     statements: String,
-    /// Names whose holder is only kept alive, by the end of its lease and the
-    /// time of use.
+    /// Names whose holder is only kept alive, or gone, by the end of its lease
+    /// and the time of use.
     names: BTreeMap<[String; 2], Vec<String>>,
     /// The keys of claims that are only kept alive, by their new end.
     claims: BTreeMap<String, Vec<[String; 4]>>,
 }
 
 impl<'a> Writer<'a> {
-    pub(super) fn new(sql: &'a Sql) -> Self {
+    pub(super) fn new(sql: &'a Sql, prepared: &'static [Phrase]) -> Self {
         let (names, claims) = (BTreeMap::new(), BTreeMap::new());
-        Writer { sql, statements: String::new(), names, claims }
+        Writer { sql, prepared, statements: String::new(), names, claims }
     }
 
     /// Adds a statement.
@@ -152,7 +161,7 @@ impl<'a> Writer<'a> {
     }
 
     fn say(&mut self, phrase: Phrase, values: &[String]) {
-        self.push(&phrase.with(self.sql, values));
+        self.push(&phrase.with(self.sql, self.prepared, values));
     }
 
     /// Writes the rows that steps touched as they are now in the record.
@@ -236,7 +245,7 @@ impl<'a> Writer<'a> {
     fn store_name(&mut self, name: &LockName, loaded: &mut Loaded, asked: bool) {
         let sql = self.sql;
         loaded.crowd = loaded.crowd_now();
-        let row = NameRow::of(sql, &loaded.record, loaded.crowd);
+        let row = NameRow::of(sql, &loaded.record, loaded.crowd, loaded.last.as_ref());
         let changes = row.changes(&loaded.row);
         let first = match changes[..] {
             [] => return,
@@ -247,9 +256,10 @@ impl<'a> Writer<'a> {
         if first >= BEAT {
             let names = self.names.entry([row.0[BEAT].clone(), row.0[USED].clone()]).or_default();
             names.push(name);
-        } else if sql.dialect.prepares() {
+        } else if self.prepared.contains(&Phrase::SetName) {
             let (phrase, from) = match first {
                 GRANT.. => (Phrase::SetGrant, GRANT),
+                HOLDER.. => (Phrase::SetHolder, HOLDER),
                 _ => (Phrase::SetName, 0),
             };
             let values: Vec<String> =
@@ -308,6 +318,11 @@ struct ClaimRow<'a> {
     about: Option<&'a About>,
     cause: Option<(&'a str, &'a str)>,
     revoked: Option<&'a Arc<str>>,
+}
+
+/// Who holds a name alone.
+pub(super) fn alone(record: &Record) -> Option<&Held> {
+    record.holders.iter().find(|held| held.mode.is_exclusive())
 }
 
 fn main_row(record: &Record, claim: ClaimId) -> Found<'_> {

@@ -10,7 +10,7 @@ use lockkeeper::engine::{
 };
 use lockkeeper::{ClaimId, Clock, Keeper, KeeperId, LockName, LockOptions, Sql, Token};
 use lockkeeper_testkit::sql::{Flavour, Settings, SqlServer};
-use lockkeeper_testkit::within;
+use lockkeeper_testkit::{eventually, within};
 
 const WORDS: [&str; 6] = ["begin", "select", "insert", "update", "delete", "commit"];
 
@@ -215,5 +215,47 @@ async fn the_clock_is_read_after_the_row_is_locked() {
         let since: i64 = since.parse().unwrap();
         assert!(since >= unlocked, "{flavour:?}: {} µs before", unlocked - since);
         drop(guard);
+    }
+}
+
+/// Whoever waits costs the server by the process and by the second, not by the
+/// waiter nor by the name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_waiters_for_many_names_cost_what_one_does() {
+    const LOOK: Duration = Duration::from_secs(3);
+    for flavour in Flavour::ALL {
+        let counted = Counted::start(flavour);
+        let mut rates = Vec::new();
+        for names in [1, 100] {
+            let url = counted.0.url(&counted.0.database());
+            let (holder, waiter) =
+                (Keeper::connect(&url).await.unwrap(), Keeper::connect(&url).await.unwrap());
+            let (mut guards, mut waiters) = (Vec::new(), Vec::new());
+            for name in 0..names {
+                let options = LockOptions::default().with_lease(Duration::from_secs(60));
+                let mutex = holder.mutex(format!("{name}")).with_options(options);
+                guards.push(mutex.lock().await.unwrap());
+                let mutex = waiter.mutex(format!("{name}"));
+                waiters.push(tokio::spawn(async move { mutex.lock().await.map(drop) }));
+            }
+            let waiting = async || {
+                let mut waiting = 0;
+                for status in waiter.list("", None, 200).await.unwrap().entries {
+                    waiting += status.waiters.len();
+                }
+                waiting == names
+            };
+            assert!(eventually(Duration::from_secs(10), waiting).await, "{flavour:?}");
+            // Until looking for mail has slowed down.
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let before = counted.now();
+            tokio::time::sleep(LOOK).await;
+            let statements: i64 = counted.since(&before).iter().sum();
+            rates.push(statements as f64 / LOOK.as_secs_f64());
+            waiters.iter().for_each(|waiter| waiter.abort());
+            drop(guards);
+        }
+        println!("{flavour:?}: statements a second for 1 and 100 names: {rates:.1?}");
+        assert!(rates[1] < rates[0] * 2.0 + 10.0, "{flavour:?}: {rates:?}");
     }
 }

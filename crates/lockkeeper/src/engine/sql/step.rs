@@ -239,9 +239,9 @@ impl Desk<'_> {
             let asked = [self.connection.clock_apart(), self.company, counts];
             let asked = 1 + asked.into_iter().filter(|asked| *asked).count();
             let from = tables.len().checked_sub(asked).ok_or_else(short)?;
-            let mut tables = tables[from..].iter();
-            let locked = tables.next().ok_or_else(short)?;
-            let mut names = rows::names(sql, locked)?;
+            let mut tables = tables.into_iter().skip(from);
+            let locked = sql.dialect.locked(tables.next().ok_or_else(short)?)?;
+            let mut names = rows::names(sql, &locked)?;
             if patience == Patience::Wait && names.is_empty() && !make {
                 // Never used, or forgotten.
                 self.undo().await?;
@@ -249,11 +249,11 @@ impl Desk<'_> {
                 continue;
             }
             let now = match self.connection.clock_apart() {
-                true => clock(tables.next().ok_or_else(short)?, 0)?,
-                false => clock(locked, NAMES_COUNT)?,
+                true => clock(&tables.next().ok_or_else(short)?, 0)?,
+                false => clock(&locked, NAMES_COUNT)?,
             };
             if self.company {
-                rows::claims(sql, tables.next().ok_or_else(short)?, &mut names)?;
+                rows::claims(sql, &tables.next().ok_or_else(short)?, &mut names)?;
             } else if names.values().any(|loaded| loaded.crowd == Crowd::Some) {
                 let tables = self.ask(&self.claims_statement(&list, patience)).await?;
                 rows::claims(sql, tables.last().ok_or_else(short)?, &mut names)?;

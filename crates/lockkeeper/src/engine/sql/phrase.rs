@@ -35,6 +35,7 @@ pub(super) enum Phrase {
 
 impl Phrase {
     /// All of them.
+    #[cfg(feature = "postgres")]
     pub(super) const ALL: &[Phrase] = &[
         Phrase::Lock,
         Phrase::Claims,
@@ -48,6 +49,7 @@ impl Phrase {
         Phrase::DropClaim,
     ];
     /// The questions among them, which name many columns for one value.
+    #[cfg(feature = "mysql")]
     pub(super) const QUESTIONS: &[Phrase] = &[Phrase::Lock, Phrase::Claims];
 
     /// What it is called once it is prepared.

@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 
 use super::config::Sql;
 use super::fault::Fault;
-use super::wire::{Connection, Table};
+use super::wire::Connection;
 use crate::model::Time;
 use crate::name::LockName;
 use crate::token::KeeperId;
@@ -55,11 +55,7 @@ pub(super) trait Dialect: fmt::Debug + Send + Sync + 'static {
     /// Locks rows (`FROM rest`, which ends in `FOR UPDATE`) and reads them,
     /// each with the clock as one more column, read after the row was locked.
     /// See [`Connection::clock_apart`](super::wire::Connection::clock_apart).
-    /// What comes back is for [`locked`](Self::locked).
     fn locking(&self, columns: &str, rest: &str) -> String;
-
-    /// What [`locking`](Self::locking) was answered, column by column.
-    fn locked(&self, answer: Table) -> Result<Table, Fault>;
 
     /// What makes an `UPDATE` find rows by their keys, however few there are:
     /// whoever looks at others' rows waits for their locks.

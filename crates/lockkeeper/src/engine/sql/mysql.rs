@@ -11,7 +11,6 @@ use super::config::Sql;
 use super::dialect::{Dialect, Hearing};
 use super::fault::{Class, Fault};
 use super::phrase::Phrase;
-use super::rows::NAMES;
 use super::wire::{Connection, Row, Table};
 use super::{IDLE, LOCK_WAIT};
 use crate::engine::REMEMBER;
@@ -19,16 +18,6 @@ use crate::error::ErrorKind;
 use crate::model::Time;
 use crate::name::LockName;
 use crate::token::KeeperId;
-
-/// The columns of a name that hold any text; the others have no spaces.
-const TEXTS: [&str; 6] = ["name", "latch_set", "who", "host", "note", "reason"];
-
-/// The bytes behind hexadecimal digits.
-fn bytes(digits: &str) -> Option<Vec<u8>> {
-    let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    let pairs = digits.as_bytes().chunks(2);
-    digits.len().is_multiple_of(2).then(|| pairs.map(pair).collect()).flatten()
-}
 
 /// MySQL 8 or MariaDB 10.6, or later.
 #[derive(Debug)]
@@ -98,30 +87,7 @@ impl Dialect for Mysql {
 
     fn locking(&self, columns: &str, rest: &str) -> String {
         // Values are computed when a row is sent, which is after its lock.
-        // The server describes every column of every answer: one that is told
-        // apart here is cheaper for both sides than many.
-        let value = |column: &str| match TEXTS.contains(&column) {
-            true => format!("COALESCE(HEX({column}), '-')"),
-            false => format!("COALESCE({column}, '-')"),
-        };
-        let values: Vec<String> = columns.split(", ").map(value).collect();
-        format!("SELECT CONCAT_WS(' ', {}, {}) FROM {rest}", values.join(", "), self.clock())
-    }
-
-    fn locked(&self, answer: Table) -> Result<Table, Fault> {
-        let columns: Vec<bool> = NAMES.split(", ").map(|column| TEXTS.contains(&column)).collect();
-        let value = |(index, value): (usize, &str)| match value {
-            "-" => Some(None),
-            text if columns.get(index) == Some(&true) => Some(Some(bytes(text)?)),
-            plain => Some(Some(plain.as_bytes().to_vec())),
-        };
-        let unpack = |row: &Row| {
-            let values: Option<Vec<_>> = row.text(0)?.split(' ').enumerate().map(value).collect();
-            let damaged = || Fault::new(Class::Refused(ErrorKind::Unexpected), "a row is damaged");
-            Ok(Row(values.ok_or_else(damaged)?))
-        };
-        let rows = answer.rows.iter().map(unpack).collect::<Result<_, Fault>>()?;
-        Ok(Table { rows, changed: answer.changed })
+        format!("SELECT {columns}, {} FROM {rest}", self.clock())
     }
 
     fn by_key(&self) -> &'static str {

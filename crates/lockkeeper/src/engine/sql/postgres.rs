@@ -125,10 +125,6 @@ impl Dialect for Postgres {
         format!("SELECT locked.*, {} FROM (SELECT {columns} FROM {rest}) AS locked", self.clock())
     }
 
-    fn locked(&self, answer: Table) -> Result<Table, Fault> {
-        Ok(answer)
-    }
-
     fn by_key(&self) -> &'static str {
         // Readers wait for nobody here.
         ""

@@ -240,7 +240,7 @@ impl Desk<'_> {
             let asked = 1 + asked.into_iter().filter(|asked| *asked).count();
             let from = tables.len().checked_sub(asked).ok_or_else(short)?;
             let mut tables = tables.into_iter().skip(from);
-            let locked = sql.dialect.locked(tables.next().ok_or_else(short)?)?;
+            let locked = tables.next().ok_or_else(short)?;
             let mut names = rows::names(sql, &locked)?;
             if patience == Patience::Wait && names.is_empty() && !make {
                 // Never used, or forgotten.

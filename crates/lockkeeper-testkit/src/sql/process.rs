@@ -35,15 +35,28 @@ impl Process {
 
     /// Sends a signal to it and to what it started.
     pub(super) fn signal_all(&self, signal: libc::c_int) {
-        // Itself first: it must not start another while we look.
+        if signal == libc::SIGSTOP {
+            self.stop();
+        }
         let children = self.children();
         send(self.0.id(), signal);
         children.into_iter().for_each(|child| send(child, signal));
     }
 
+    /// Stops it alone: it must not start another while we look.
+    fn stop(&self) {
+        send(self.0.id(), libc::SIGSTOP);
+        let start = Instant::now();
+        while !matches!(state(self.0.id()), Some('T' | 'Z') | None)
+            && start.elapsed() < Duration::from_secs(1)
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Ends it and what it started at once, as a crash would.
     pub(super) fn kill(&mut self) {
-        send(self.0.id(), libc::SIGSTOP);
+        self.stop();
         let children = self.children();
         self.signal_all(libc::SIGKILL);
         let _ = self.0.wait();
@@ -85,6 +98,11 @@ fn send(id: u32, signal: libc::c_int) {
 
 fn is_alive(id: u32) -> bool {
     // A zombie has closed everything; it waits only for its parent.
-    fs::read_to_string(format!("/proc/{id}/stat"))
-        .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or("").trim_start().starts_with('Z'))
+    state(id).is_some_and(|state| state != 'Z')
+}
+
+/// The letter of a process's state, if it is there.
+fn state(id: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    stat.rsplit(')').next()?.trim_start().chars().next()
 }

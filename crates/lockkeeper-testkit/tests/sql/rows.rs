@@ -7,6 +7,7 @@ use lockkeeper::engine::{
     About, Belief, Claim, Engine, Event, Events, Intent, Keep, Mode, Release, Seat, Standing, at,
 };
 use lockkeeper::{ClaimId, Clock, ErrorKind, Keeper, KeeperId, LockName, LockOptions, Sql, Token};
+use lockkeeper_testkit::eventually;
 use lockkeeper_testkit::sql::{Flavour, SqlServer};
 
 #[tokio::test]
@@ -17,28 +18,44 @@ async fn an_operator_reads_who_holds_and_who_waits() {
         let keeper = Keeper::connect(&server.url(&database)).await.unwrap();
         let options = LockOptions::default().with_note("release 2.14");
         let guard = keeper.mutex("orders").with_options(options).lock().await.unwrap();
-        let query = "SELECT name, state, mode, pid, note, token FROM lockkeeper_claims";
+        let query = "SELECT name, mode, pid, note, token FROM lockkeeper_names \
+                     WHERE until_us > 0";
         let token = guard.token();
         let pid = std::process::id();
-        let expected = format!("orders\theld\texclusive\t{pid}\trelease 2.14\t{token}");
+        let expected = format!("orders\texclusive\t{pid}\trelease 2.14\t{token}");
         assert_eq!(server.sql(&database, query), expected);
-        let readable = match flavour {
-            Flavour::MariaDb => {
-                "SELECT abs(timestampdiff(SECOND, until_at, utc_timestamp())) < 60, label = 'orders' \
-                 FROM lockkeeper_claims"
-            }
-            Flavour::Postgres => {
-                "SELECT (until_at BETWEEN now() AND now() + interval '60 s')::int, 1 \
-                 FROM lockkeeper_claims"
-            }
+        let readable = |table: &str| {
+            let query = match flavour {
+                Flavour::MariaDb => {
+                    "SELECT abs(timestampdiff(SECOND, until_at, utc_timestamp())) < 60, \
+                     label = 'orders' FROM "
+                }
+                Flavour::Postgres => {
+                    "SELECT (until_at BETWEEN now() AND now() + interval '60 s')::int, 1 FROM "
+                }
+            };
+            server.sql(&database, &format!("{query}{table}"))
         };
-        assert_eq!(server.sql(&database, readable), "1\t1");
+        assert_eq!(readable("lockkeeper_names"), "1\t1");
+        let mutex = keeper.mutex("orders");
+        let waiter = tokio::spawn(async move { mutex.lock().await });
+        let others = "SELECT name, state, mode, pid, token FROM lockkeeper_claims";
+        let waits = format!("orders\tqueued\texclusive\t{pid}\tNULL");
+        let waits =
+            if flavour == Flavour::MariaDb { &waits } else { waits.trim_end_matches("\tNULL") };
+        let queued = async || server.sql(&database, others) == waits;
+        assert!(eventually(Duration::from_secs(5), queued).await);
+        assert_eq!(readable("lockkeeper_claims"), "1\t1");
+        waiter.abort();
         let _ = guard.release().await.unwrap();
-        assert_eq!(server.sql(&database, query), "");
-        assert_eq!(
-            server.sql(&database, "SELECT counter FROM lockkeeper_names"),
-            token.to_string()
-        );
+        let gone = async || server.sql(&database, query).is_empty();
+        assert!(eventually(Duration::from_secs(5), gone).await);
+        // The last who held is known, and that it is over.
+        let last = "SELECT count(*) FROM lockkeeper_names WHERE until_us = 0 \
+                    AND until_at IS NULL AND claim IS NOT NULL";
+        assert_eq!(server.sql(&database, last), "1");
+        let counter = server.sql(&database, "SELECT counter FROM lockkeeper_names");
+        assert!(counter >= token.to_string(), "{counter} after {token}");
     }
 }
 
@@ -124,7 +141,7 @@ async fn a_long_queue_is_served_in_order() {
         }
         let full = ask(WAITERS + 1).await.unwrap_err();
         assert_eq!(full.kind(), ErrorKind::TooMany, "{full}");
-        assert_eq!(server.sql(&database, "SELECT crowded FROM lockkeeper_names"), "1");
+        assert_eq!(server.sql(&database, "SELECT crowd FROM lockkeeper_names"), "2");
         let how = Release { linger: Duration::ZERO, unsure: false };
         // One gives up, in the middle.
         let quitter = keeps.remove(76);
@@ -144,7 +161,7 @@ async fn a_long_queue_is_served_in_order() {
             holder = keeps.remove(0).claim;
         }
         engine.release(&holder, how).await.unwrap();
-        assert_eq!(server.sql(&database, "SELECT crowded FROM lockkeeper_names"), "0");
+        assert_eq!(server.sql(&database, "SELECT crowd FROM lockkeeper_names"), "0");
         assert_eq!(server.sql(&database, "SELECT count(*) FROM lockkeeper_claims"), "0");
     }
 }

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use super::config::Sql;
 use super::fault::{Class, Stage};
+use super::hint::Company;
 use super::look::Look;
 use super::step::{Desk, Patience, Step, Stopped, pause};
 use super::wire::{Connection, connect_prepared};
@@ -51,6 +52,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     names: HashMap<LockName, Queue>,
+    company: Company,
     ready: VecDeque<Unit>,
     /// How many workers wait for work.
     idle: usize,
@@ -306,12 +308,13 @@ impl Worker {
         if steps.is_empty() {
             return;
         }
+        let company = self.shared.lock().company.expected(&steps);
         let mut tries = 0;
         loop {
             tries += 1;
             let ran = match self.connected().await {
                 Ok((sql, keeper, connection)) => {
-                    let mut desk = Desk { sql, keeper, connection };
+                    let mut desk = Desk { sql, keeper, connection, company };
                     match desk.run(&mut steps, patience).await {
                         Ok(ran) => Ok(ran),
                         Err(stopped) => Err(self.stopped(stopped, tries).await),
@@ -321,6 +324,7 @@ impl Worker {
             };
             match ran {
                 Ok(ran) => {
+                    self.shared.lock().company.note(&ran.seen);
                     for event in ran.events {
                         self.shared.seat.events.push(event);
                     }
@@ -368,7 +372,8 @@ impl Worker {
     async fn undo(&mut self) {
         let Some(connection) = &mut self.connection else { return };
         let keeper = self.shared.seat.keeper;
-        let mut desk = Desk { sql: &self.shared.sql, keeper, connection: &mut **connection };
+        let connection = &mut **connection;
+        let mut desk = Desk { sql: &self.shared.sql, keeper, connection, company: false };
         if desk.undo().await.is_err() {
             self.disconnect();
         }

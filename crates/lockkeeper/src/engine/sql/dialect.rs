@@ -52,6 +52,15 @@ pub(super) trait Dialect: fmt::Debug + Send + Sync + 'static {
     /// The clock, in microseconds since 1970, at the moment it is read.
     fn clock(&self) -> &'static str;
 
+    /// Locks rows (`FROM rest`, which ends in `FOR UPDATE`) and reads them,
+    /// each with the clock as one more column, read after the row was locked.
+    /// See [`Connection::clock_apart`](super::wire::Connection::clock_apart).
+    fn locking(&self, columns: &str, rest: &str) -> String;
+
+    /// What makes an `UPDATE` find rows by their keys, however few there are:
+    /// whoever looks at others' rows waits for their locks.
+    fn by_key(&self) -> &'static str;
+
     /// Adds a row unless its key is there already.
     fn insert_new(&self, table: &str, columns: &str, values: &str) -> String;
 
@@ -64,8 +73,11 @@ pub(super) trait Dialect: fmt::Debug + Send + Sync + 'static {
     /// How a keeper gets to know of lines.
     fn hearing(&self) -> Hearing;
 
-    /// Whether statements can be prepared, and run several at once as text.
-    fn prepares(&self) -> bool;
+    /// Prepares a statement with places `$1` and so on under a name.
+    fn prepare(&self, name: &str, statement: &str) -> String;
+
+    /// Runs what was prepared, with values; there is one at least.
+    fn execute(&self, name: &str, values: &str) -> String;
 
     /// Connects, refuses a server that will not do, and prepares the session:
     /// its limits, isolation, time zone. What others notify the session of

@@ -7,6 +7,10 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 
+/// What it means when a session is not the one we prepared.
+pub(super) const POOLED: &str = "a pooler gives our sessions to others; connect to the server \
+                                 itself, or to the pooler in session mode";
+
 /// Why a batch of statements did not succeed.
 #[derive(Clone, Debug)]
 pub(super) struct Fault {

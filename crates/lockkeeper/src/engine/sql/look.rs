@@ -85,7 +85,7 @@ async fn list(
     let statements = format!(
         "{begin}; SELECT {clock_now}; SELECT n.name FROM {names} AS n WHERE {start} {end} \
          AND (n.kind IN ('semaphore', 'latch', 'fence') OR n.closed_until_us > {clock_now} \
-         OR EXISTS (SELECT 1 FROM {claims} AS c WHERE c.name = n.name \
+         OR n.until_us > {clock_now} OR EXISTS (SELECT 1 FROM {claims} AS c WHERE c.name = n.name \
          AND c.state IN ('held', 'queued') AND c.until_us > {clock_now})) \
          ORDER BY n.name LIMIT {more}",
         begin = connection.snapshot(),

@@ -5,8 +5,9 @@
 //! - `wire`: one connection and the task that owns it; `fault`: what errors mean;
 //! - `schema`: the tables, made on first use;
 //! - `lease`: the engine on lease rows; `desk`: its workers; `step`: one
-//!   transaction; `phrase`: its statements; `rows`: how records are stored; `look`: reading without
-//!   locks; `hear`: being told of what others did; `gc`: forgetting idle names;
+//!   transaction; `phrase`: its statements; `rows`: how records are stored; `store`: writing
+//!   what changed; `look`: reading without locks; `hint`: what to read
+//!   along; `hear`: being told of what others did; `gc`: forgetting idle names;
 //! - `session`: the engine on row locks.
 
 mod bare;
@@ -16,6 +17,7 @@ mod dialect;
 mod fault;
 mod gc;
 mod hear;
+mod hint;
 mod lease;
 mod look;
 #[cfg(feature = "mysql")]
@@ -27,6 +29,7 @@ mod rows;
 mod schema;
 mod session;
 mod step;
+mod store;
 #[cfg(feature = "tls")]
 mod tls;
 mod wire;

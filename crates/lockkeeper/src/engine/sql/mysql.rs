@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, watch};
 use super::config::Sql;
 use super::dialect::{Dialect, Hearing};
 use super::fault::{Class, Fault};
+use super::phrase::Phrase;
 use super::wire::{Connection, Row, Table};
 use super::{IDLE, LOCK_WAIT};
 use crate::engine::REMEMBER;
@@ -84,6 +85,15 @@ impl Dialect for Mysql {
         "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"
     }
 
+    fn locking(&self, columns: &str, rest: &str) -> String {
+        // Values are computed when a row is sent, which is after its lock.
+        format!("SELECT {columns}, {} FROM {rest}", self.clock())
+    }
+
+    fn by_key(&self) -> &'static str {
+        " FORCE INDEX (PRIMARY)"
+    }
+
     fn insert_new(&self, table: &str, columns: &str, values: &str) -> String {
         let key = columns.split(',').next().unwrap_or(columns);
         format!(
@@ -115,8 +125,13 @@ impl Dialect for Mysql {
         Hearing::Polled
     }
 
-    fn prepares(&self) -> bool {
-        false
+    fn prepare(&self, name: &str, statement: &str) -> String {
+        let statement = statement.replace('\'', "''");
+        format!("PREPARE {name} FROM '{}'", statement.replace("$1", "?"))
+    }
+
+    fn execute(&self, name: &str, values: &str) -> String {
+        format!("EXECUTE {name} USING {values}")
     }
 
     async fn connect(
@@ -137,7 +152,7 @@ impl Dialect for Mysql {
             .connect_attribute("program_name", "lockkeeper");
         let options = encrypted(sql, options)?;
         let conn = Conn::new(options).await.map_err(refused_connection)?;
-        let mut connection = MysqlConnection { conn, maria: false };
+        let mut connection = MysqlConnection { conn, maria: false, clock_apart: false };
         connection.begin_session().await?;
         Ok(Box::new(connection))
     }
@@ -146,7 +161,9 @@ impl Dialect for Mysql {
 impl MysqlConnection {
     /// Refuses a server that will not do, and prepares the session.
     async fn begin_session(&mut self) -> Result<(), Fault> {
-        let asked = self.batch("SELECT VERSION(), @@read_only").await?;
+        // Some servers are told that SYSDATE is NOW, the start of a statement.
+        let asked = "SELECT VERSION(), @@read_only, SLEEP(0.001), SYSDATE(6) > NOW(6)";
+        let asked = self.batch(asked).await?;
         let row = asked.first().and_then(|table| table.rows.first());
         let row =
             row.ok_or_else(|| Fault::new(Class::Lost, "the server says nothing of itself"))?;
@@ -154,6 +171,7 @@ impl MysqlConnection {
         if row.text(1)? != "0" {
             return Err(Fault::new(Class::ReadOnly, "read_only is set"));
         }
+        self.clock_apart = row.text(3)? != "1";
         let idle = IDLE.as_secs();
         // MySQL has no limit for transactions alone; see `begin`.
         let limits =
@@ -209,6 +227,7 @@ fn encrypted(_sql: &Sql, options: OptsBuilder) -> Result<OptsBuilder, Fault> {
 struct MysqlConnection {
     conn: Conn,
     maria: bool,
+    clock_apart: bool,
 }
 
 #[async_trait]
@@ -249,6 +268,17 @@ impl Connection for MysqlConnection {
 
     fn rollback(&self) -> &'static str {
         if self.maria { "ROLLBACK" } else { "ROLLBACK; SET SESSION wait_timeout = 28800" }
+    }
+
+    fn prepares(&self) -> &'static [Phrase] {
+        // MySQL takes no literals for values, and a statement more would cost
+        // what is won. Those that change something are as soon read as their
+        // values.
+        if self.maria { Phrase::QUESTIONS } else { &[] }
+    }
+
+    fn clock_apart(&self) -> bool {
+        self.clock_apart
     }
 
     fn session(&self) -> u64 {
@@ -334,10 +364,12 @@ fn told(error: DriverError) -> Fault {
         // Privileges for a database, table, column, routine or at all.
         1044 | 1142 | 1143 | 1227 | 1370 => Class::Forbidden,
         1040 | 1203 | 1226 => Class::Full,
-        // No memory, threads, disk; not part of a cluster.
-        1037 | 1038 | 1041 | 1114 | 1135 | 1021 | 1047 => Class::NotNow,
+        // No memory, threads, disk, prepared statements; not part of a cluster.
+        1461 | 1037 | 1038 | 1041 | 1114 | 1135 | 1021 | 1047 => Class::NotNow,
         // Shut down, killed, interrupted, out of time: who knows when.
         1053 | 1317 | 1927 | 1969 | 3024 | 4031 | 3168 | 3169 => Class::Lost,
+        // No such prepared statement: the session is not the one we prepared.
+        1243 => Class::Refused(ErrorKind::Unsupported),
         // Statements cannot be logged as such at our isolation level.
         1665 => Class::Refused(ErrorKind::Unsupported),
         // Unknown column, or a table of another shape.
@@ -347,6 +379,7 @@ fn told(error: DriverError) -> Fault {
     let text = match server.code {
         1665 => "binlog_format is STATEMENT; locks need ROW or MIXED".to_owned(),
         1040 | 1203 | 1226 => "the server has no connection left".to_owned(),
+        1243 => super::fault::POOLED.to_owned(),
         code => format!("the server says: {} ({code})", server.message),
     };
     Fault::new(class, text).because(error)

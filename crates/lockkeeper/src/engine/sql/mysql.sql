@@ -1,6 +1,8 @@
 -- The tables of Lockkeeper in MySQL and MariaDB. Read them at any time:
 --
---     SELECT label, state, host, pid, note, token, since_at, until_at FROM {claims};
+--     SELECT label, mode, host, pid, note, token, since_at, until_at FROM {names}
+--         WHERE until_us > 0;
+--     SELECT label, state, mode, host, pid, note, since_at, until_at FROM {claims};
 --
 -- Numbers that end in _us are microseconds: instants since 1970 by the clock
 -- of the database, or lengths of time. The columns that end in _at show
@@ -9,13 +11,16 @@
 -- Nothing here may be changed by hand; {meta} tells that the rest is there.
 
 -- What is known of a name, whoever holds it: kept after the grant has ended.
+-- Who holds it alone (exclusive, write) stands here, too, and stays when it
+-- has ended, with an until_us of 0: the last one who did.
 CREATE TABLE IF NOT EXISTS {names} (
     name             VARBINARY(512) NOT NULL PRIMARY KEY,
     kind             VARCHAR(16),          -- mutex, read_write, semaphore, latch, fence
     capacity         BIGINT NOT NULL,      -- of a semaphore
     counter          BIGINT NOT NULL,      -- the last token
+    floor            BIGINT NOT NULL,      -- tokens are above it
     last_ticket      BIGINT NOT NULL,
-    crowded          SMALLINT NOT NULL,    -- whether its queue is read in parts
+    crowd            SMALLINT NOT NULL,    -- rows in {claims}: 0 none, 1 some, 2 many
     closed_until_us  BIGINT NOT NULL,
     used_us          BIGINT NOT NULL,
     fence            BIGINT,               -- the highest token shown
@@ -23,19 +28,36 @@ CREATE TABLE IF NOT EXISTS {names} (
     latch_set        VARBINARY(512),
     latch_keep_us    BIGINT,
     latch_until_us   BIGINT,
-    label            VARCHAR(512) GENERATED ALWAYS AS (CONVERT(name USING utf8mb4)) VIRTUAL
+    claim            VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin,  -- who holds it alone, or did last
+    mode             VARCHAR(16),          -- exclusive, write
+    token            BIGINT,
+    until_us         BIGINT NOT NULL,      -- 0: nobody holds it alone
+    since_us         BIGINT,
+    lock_delay_us    BIGINT,
+    who              TEXT,
+    host             TEXT,
+    pid              BIGINT,
+    note             TEXT,
+    cause            VARCHAR(16),          -- why it may not be renewed
+    reason           TEXT,
+    label            VARCHAR(512) GENERATED ALWAYS AS (CONVERT(name USING utf8mb4)) VIRTUAL,
+    since_at         DATETIME(6) GENERATED ALWAYS AS
+                     (TIMESTAMP'1970-01-01 00:00:00' + INTERVAL since_us MICROSECOND) VIRTUAL,
+    until_at         DATETIME(6) GENERATED ALWAYS AS
+                     (TIMESTAMP'1970-01-01 00:00:00' + INTERVAL NULLIF(until_us, 0) MICROSECOND) VIRTUAL
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4;
 
--- Who holds (held), waits (queued, in the order of place), wants to be told
--- that asking again is worth it (watching) or is over for good (finished).
+-- Who else holds (held: read, permits), waits (queued, in the order of place),
+-- wants to be told that asking again is worth it (watching) or is over for
+-- good (finished).
 CREATE TABLE IF NOT EXISTS {claims} (
     name           VARBINARY(512) NOT NULL,
     state          VARCHAR(8) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     place          BIGINT NOT NULL,
-    claim          VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-    mode           VARCHAR(16),            -- exclusive, write, read, permits
     permits        BIGINT NOT NULL,        -- how many, in mode permits
     capacity       BIGINT NOT NULL,        -- of how many
+    claim          VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    mode           VARCHAR(16),            -- exclusive, write, read, permits
     token          BIGINT,
     until_us       BIGINT NOT NULL,
     since_us       BIGINT NOT NULL,

@@ -1,96 +1,112 @@
 //! The statements that every operation is made of.
 //!
-//! Where the database can, they are prepared once per connection: planning
-//! them anew each time would cost as much as running them.
+//! Where the database can, they are prepared once per connection: reading and
+//! planning them anew each time would cost as much as running them.
 
 use super::config::Sql;
 use super::rows::{CLAIMS, NAMES};
+use super::store::{BEAT, COLUMNS, GRANT, HOLDER};
 
 /// A statement with places for values, `$1` and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phrase {
-    /// Locks the row of a name (1) and reads it.
+    /// Locks the row of a name (1), reads it, and then the clock.
     Lock,
-    /// Reads the clock, and the floor of all tokens.
-    Clock,
-    /// Reads the claims of a name (1), unless it is crowded.
+    /// Reads the claims of a name (1), unless they are too many.
     Claims,
-    /// Writes the row of a name: the columns in order.
+    /// Writes all that steps change in the row of a name (1).
     SetName,
+    /// The same, but only what changes with who holds.
+    SetHolder,
+    /// The same, but only what changes from grant to grant to one process.
+    SetGrant,
+    /// The same, but only what a renewal or a release changes.
+    KeepName,
     /// Adds the row of a claim: the columns in order.
     AddClaim,
     /// Changes the row of a claim: name, state, place, claim, then the new
     /// state, place, token, until, since, cause and reason.
     SetClaim,
+    /// Keeps a claim alive: name, state, place, claim, then the new end.
+    KeepClaim,
     /// Deletes the row of a claim: name, state, place, claim.
     DropClaim,
 }
 
 impl Phrase {
-    const ALL: [Phrase; 7] = [
+    /// All of them.
+    #[cfg(feature = "postgres")]
+    pub(super) const ALL: &[Phrase] = &[
         Phrase::Lock,
-        Phrase::Clock,
         Phrase::Claims,
         Phrase::SetName,
+        Phrase::SetHolder,
+        Phrase::SetGrant,
+        Phrase::KeepName,
         Phrase::AddClaim,
         Phrase::SetClaim,
+        Phrase::KeepClaim,
         Phrase::DropClaim,
     ];
+    /// The questions among them, which name many columns for one value.
+    #[cfg(feature = "mysql")]
+    pub(super) const QUESTIONS: &[Phrase] = &[Phrase::Lock, Phrase::Claims];
 
     /// What it is called once it is prepared.
     pub(super) fn name(self) -> &'static str {
         match self {
             Phrase::Lock => "lockkeeper_lock",
-            Phrase::Clock => "lockkeeper_clock",
             Phrase::Claims => "lockkeeper_claims",
             Phrase::SetName => "lockkeeper_set_name",
+            Phrase::SetHolder => "lockkeeper_set_holder",
+            Phrase::SetGrant => "lockkeeper_set_grant",
+            Phrase::KeepName => "lockkeeper_keep_name",
             Phrase::AddClaim => "lockkeeper_add_claim",
             Phrase::SetClaim => "lockkeeper_set_claim",
+            Phrase::KeepClaim => "lockkeeper_keep_claim",
             Phrase::DropClaim => "lockkeeper_drop_claim",
         }
     }
 
     fn template(self, sql: &Sql) -> String {
         let (names, claims) = (sql.table("names"), sql.table("claims"));
+        let key = "WHERE name = $1 AND state = $2 AND place = $3 AND claim = $4";
+        let set = |from: usize| {
+            let column = |(index, column): (usize, &&str)| format!("{column} = ${}", index + 2);
+            let columns: Vec<String> = COLUMNS[from..].iter().enumerate().map(column).collect();
+            format!("UPDATE {names} SET {} WHERE name = $1", columns.join(", "))
+        };
         match self {
-            Phrase::Lock => format!("SELECT {NAMES} FROM {names} WHERE name = $1 FOR UPDATE"),
-            Phrase::Clock => {
-                let meta = sql.table("meta");
-                format!("SELECT {}, floor FROM {meta} WHERE one = 1", sql.dialect.clock())
+            Phrase::Lock => {
+                sql.dialect.locking(NAMES, &format!("{names} WHERE name = $1 FOR UPDATE"))
             }
             Phrase::Claims => format!(
                 "SELECT c.{} FROM {names} AS n JOIN {claims} AS c ON c.name = n.name \
-                 WHERE n.name = $1 AND n.crowded = 0",
+                 WHERE n.name = $1 AND n.crowd = 1",
                 CLAIMS.replace(", ", ", c.")
             ),
-            Phrase::SetName => format!(
-                "UPDATE {names} SET kind = $2, capacity = $3, counter = $4, last_ticket = $5, \
-                 crowded = $6, closed_until_us = $7, used_us = $8, fence = $9, \
-                 latch_remaining = $10, latch_set = $11, latch_keep_us = $12, \
-                 latch_until_us = $13 WHERE name = $1"
-            ),
+            Phrase::SetName => set(0),
+            Phrase::SetHolder => set(HOLDER),
+            Phrase::SetGrant => set(GRANT),
+            Phrase::KeepName => set(BEAT),
             Phrase::AddClaim => format!(
                 "INSERT INTO {claims} ({CLAIMS}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, \
                  $10, $11, $12, $13, $14, $15, $16, $17)"
             ),
             Phrase::SetClaim => format!(
                 "UPDATE {claims} SET state = $5, place = $6, token = $7, until_us = $8, \
-                 since_us = $9, cause = $10, reason = $11 \
-                 WHERE name = $1 AND state = $2 AND place = $3 AND claim = $4"
+                 since_us = $9, cause = $10, reason = $11 {key}"
             ),
-            Phrase::DropClaim => format!(
-                "DELETE FROM {claims} WHERE name = $1 AND state = $2 AND place = $3 AND claim = $4"
-            ),
+            Phrase::KeepClaim => format!("UPDATE {claims} SET until_us = $5 {key}"),
+            Phrase::DropClaim => format!("DELETE FROM {claims} {key}"),
         }
     }
 
-    /// The statement with its values, which are literals.
-    pub(super) fn with(self, sql: &Sql, values: &[String]) -> String {
-        if sql.dialect.prepares() {
-            return match values.is_empty() {
-                true => format!("EXECUTE {}", self.name()),
-                false => format!("EXECUTE {}({})", self.name(), values.join(", ")),
-            };
+    /// The statement with its values, which are literals, on a connection
+    /// that has some prepared.
+    pub(super) fn with(self, sql: &Sql, prepared: &[Phrase], values: &[String]) -> String {
+        if prepared.contains(&self) {
+            return sql.dialect.execute(self.name(), &values.join(", "));
         }
         let template = self.template(sql);
         let mut out = String::with_capacity(template.len() + 256);
@@ -107,10 +123,9 @@ impl Phrase {
     }
 }
 
-/// What prepares a connection for operations, if anything does.
-pub(super) fn prepare(sql: &Sql) -> Option<String> {
-    let prepare =
-        |phrase: &Phrase| format!("PREPARE {} AS {}", phrase.name(), phrase.template(sql));
-    let all: Vec<String> = Phrase::ALL.iter().map(prepare).collect();
-    sql.dialect.prepares().then(|| all.join("; "))
+/// What prepares a connection for operations.
+pub(super) fn prepare(sql: &Sql, phrases: &[Phrase]) -> String {
+    let prepare = |phrase: &Phrase| sql.dialect.prepare(phrase.name(), &phrase.template(sql));
+    let all: Vec<String> = phrases.iter().map(prepare).collect();
+    all.join("; ")
 }

@@ -13,6 +13,7 @@ use tokio_postgres::{AsyncMessage, Client, Config, NoTls, SimpleQueryMessage};
 use super::config::Sql;
 use super::dialect::{Dialect, Hearing};
 use super::fault::{Class, Fault};
+use super::phrase::Phrase;
 use super::wire::{Connection, Row, Table};
 use super::{IDLE, LOCK_WAIT};
 use crate::error::ErrorKind;
@@ -117,6 +118,18 @@ impl Dialect for Postgres {
         "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
     }
 
+    fn locking(&self, columns: &str, rest: &str) -> String {
+        // What stands beside FOR UPDATE is computed before the lock; what is
+        // outside of a query with one, row by row after it: such a query is
+        // never merged with the one around it.
+        format!("SELECT locked.*, {} FROM (SELECT {columns} FROM {rest}) AS locked", self.clock())
+    }
+
+    fn by_key(&self) -> &'static str {
+        // Readers wait for nobody here.
+        ""
+    }
+
     fn insert_new(&self, table: &str, columns: &str, values: &str) -> String {
         format!("INSERT INTO {table} ({columns}) VALUES {values} ON CONFLICT DO NOTHING")
     }
@@ -139,8 +152,12 @@ impl Dialect for Postgres {
         Hearing::Pushed
     }
 
-    fn prepares(&self) -> bool {
-        true
+    fn prepare(&self, name: &str, statement: &str) -> String {
+        format!("PREPARE {name} AS {statement}")
+    }
+
+    fn execute(&self, name: &str, values: &str) -> String {
+        format!("EXECUTE {name}({values})")
     }
 
     async fn connect(
@@ -313,6 +330,14 @@ impl Connection for PostgresConnection {
         "ROLLBACK"
     }
 
+    fn prepares(&self) -> &'static [Phrase] {
+        Phrase::ALL
+    }
+
+    fn clock_apart(&self) -> bool {
+        false
+    }
+
     fn session(&self) -> u64 {
         self.session
     }
@@ -387,9 +412,7 @@ fn told(error: tokio_postgres::Error) -> Fault {
     };
     let text = match code {
         "53300" => "the server has no connection left".to_owned(),
-        "26000" => "a pooler gives our sessions to others; connect to the server itself, or to \
-                    the pooler in session mode"
-            .to_owned(),
+        "26000" => super::fault::POOLED.to_owned(),
         code => format!("the server says: {} ({code})", server.message()),
     };
     Fault::new(class, text).because(error)

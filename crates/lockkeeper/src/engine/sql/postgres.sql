@@ -1,6 +1,8 @@
 -- The tables of Lockkeeper in PostgreSQL. Read them at any time:
 --
---     SELECT name, state, host, pid, note, token, since_at, until_at FROM {claims};
+--     SELECT name, mode, host, pid, note, token, since_at, until_at FROM {names}
+--         WHERE until_us > 0;
+--     SELECT name, state, mode, host, pid, note, since_at, until_at FROM {claims};
 --
 -- Numbers that end in _us are microseconds: instants since 1970 by the clock
 -- of the database, or lengths of time. The columns that end in _at show
@@ -8,32 +10,51 @@
 -- Nothing here may be changed by hand; {meta} tells that the rest is there.
 
 -- What is known of a name, whoever holds it: kept after the grant has ended.
+-- Who holds it alone (exclusive, write) stands here, too, and stays when it
+-- has ended, with an until_us of 0: the last one who did.
 CREATE TABLE IF NOT EXISTS {names} (
     name             text COLLATE "C" PRIMARY KEY,
     kind             text,                 -- mutex, read_write, semaphore, latch, fence
     capacity         bigint NOT NULL,      -- of a semaphore
     counter          bigint NOT NULL,      -- the last token
+    floor            bigint NOT NULL,      -- tokens are above it
     last_ticket      bigint NOT NULL,
-    crowded          smallint NOT NULL,    -- whether its queue is read in parts
+    crowd            smallint NOT NULL,    -- rows in {claims}: 0 none, 1 some, 2 many
     closed_until_us  bigint NOT NULL,
     used_us          bigint NOT NULL,
     fence            bigint,               -- the highest token shown
     latch_remaining  bigint,
     latch_set        text,
     latch_keep_us    bigint,
-    latch_until_us   bigint
+    latch_until_us   bigint,
+    claim            text,                 -- who holds it alone, or did last
+    mode             text,                 -- exclusive, write
+    token            bigint,
+    until_us         bigint NOT NULL,      -- 0: nobody holds it alone
+    since_us         bigint,
+    lock_delay_us    bigint,
+    who              text,
+    host             text,
+    pid              bigint,
+    note             text,
+    cause            text,                 -- why it may not be renewed
+    reason           text,
+    since_at         timestamptz GENERATED ALWAYS AS (to_timestamp(since_us / 1000000.0)) STORED,
+    until_at         timestamptz GENERATED ALWAYS AS
+                     (to_timestamp(NULLIF(until_us, 0) / 1000000.0)) STORED
 ) WITH (fillfactor = 50);
 
--- Who holds (held), waits (queued, in the order of place), wants to be told
--- that asking again is worth it (watching) or is over for good (finished).
+-- Who else holds (held: read, permits), waits (queued, in the order of place),
+-- wants to be told that asking again is worth it (watching) or is over for
+-- good (finished).
 CREATE TABLE IF NOT EXISTS {claims} (
     name           text COLLATE "C" NOT NULL,
     state          text COLLATE "C" NOT NULL,
     place          bigint NOT NULL,
-    claim          text COLLATE "C" NOT NULL,
-    mode           text,                   -- exclusive, write, read, permits
     permits        bigint NOT NULL,        -- how many, in mode permits
     capacity       bigint NOT NULL,        -- of how many
+    claim          text COLLATE "C" NOT NULL,
+    mode           text,                   -- exclusive, write, read, permits
     token          bigint,
     until_us       bigint NOT NULL,
     since_us       bigint NOT NULL,

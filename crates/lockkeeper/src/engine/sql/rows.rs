@@ -1,4 +1,9 @@
-//! A record of the model as rows, and back.
+//! A record of the model as its rows say.
+//!
+//! Whoever holds a name alone stands in the row of the name: to lock and to
+//! release what nobody else wants is to change that one row. Everybody else
+//! (readers, holders of permits, waiters, claims that are over) has a row of
+//! its own, and the row of the name says whether there are any to be read.
 //!
 //! Numbers of 64 bits without a sign are stored bit by bit: PostgreSQL's have
 //! one. Nothing here is compared by the database beyond equality, instants,
@@ -10,21 +15,29 @@ use std::time::Duration;
 
 use super::config::Sql;
 use super::fault::{Class, Fault};
-use super::phrase::Phrase;
+use super::store::NameRow;
 use super::wire::{Row as Values, Table};
 use crate::ErrorKind;
-use crate::engine::words::{cause_from, kind_from, kind_word, mode_from, mode_words, reason_of};
+use crate::engine::words::{cause_from, kind_from, mode_from};
 use crate::engine::{About, CountId};
-use crate::model::{Finished, Held, Latch, Record, Row, Ticket, Time, Watcher};
+use crate::model::{Finished, Held, Latch, Record, Ticket, Time, Watcher};
 use crate::name::LockName;
 use crate::token::{ClaimId, Token};
 
-/// The columns of a name, in the order they are read.
-pub(super) const NAMES: &str = "name, kind, capacity, counter, last_ticket, crowded, \
-     closed_until_us, used_us, fence, latch_remaining, latch_set, latch_keep_us, latch_until_us";
+/// The columns of a name, in the order they are read. From the 15th on they
+/// tell of who holds it alone, or was the last who did.
+pub(super) const NAMES: &str = "name, kind, capacity, counter, floor, last_ticket, crowd, \
+     closed_until_us, used_us, fence, latch_remaining, latch_set, latch_keep_us, latch_until_us, \
+     claim, mode, token, until_us, since_us, lock_delay_us, who, host, pid, note, cause, reason";
+/// How many they are: what is read beside them comes after.
+pub(super) const NAMES_COUNT: usize = 26;
+/// The first that tells of who holds a name alone.
+const ALONE: usize = 14;
 /// The columns of a claim, in the order they are read and written.
-pub(super) const CLAIMS: &str = "name, state, place, claim, mode, permits, capacity, token, \
+pub(super) const CLAIMS: &str = "name, state, place, permits, capacity, claim, mode, token, \
      until_us, since_us, lock_delay_us, who, host, pid, note, cause, reason";
+/// The first that a claim has in common with who holds a name alone.
+const BESIDE: usize = 5;
 
 /// How long a queue may be to be read whole every time.
 const CROWD: usize = 64;
@@ -35,56 +48,106 @@ pub(super) const WINDOW: usize = 32;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Loaded {
     pub(super) record: Record,
-    /// Whether the queue is read in parts.
-    pub(super) crowded: bool,
+    /// No token up to this is granted any more.
+    pub(super) floor: Token,
+    /// How many rows of claims there are.
+    pub(super) crowd: Crowd,
     /// The last ticket of the part that was read, if there are more behind it.
     pub(super) cut: Option<u64>,
     /// How many tickets there are ahead of claims whose ticket is not in the part.
     pub(super) ahead: HashMap<ClaimId, u32>,
-    /// Where the rows of claims are.
-    places: HashMap<(ClaimId, Slot), (&'static str, i64)>,
+    /// Where claims are written down.
+    pub(super) places: HashMap<(ClaimId, Slot), Spot>,
+    /// Of whom the row of the name tells: who holds it alone, or did last.
+    pub(super) last: Option<Held>,
+    /// The row of the name as it is stored.
+    pub(super) row: NameRow,
     /// The latch as it was.
-    latch: Option<Latch>,
+    pub(super) latch: Option<Latch>,
 }
 
-/// A claim has one row as holder, waiter or memory, and perhaps one as watcher.
+/// How many rows of claims a name has, beside who holds it alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Crowd {
+    /// None.
+    #[default]
+    Nobody,
+    /// Few enough to be read whole every time.
+    Some,
+    /// So many that the queue is read in parts.
+    Many,
+}
+
+/// A claim is written down once as holder, waiter or memory, and perhaps once
+/// as watcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Slot {
+pub(super) enum Slot {
     Main,
     Watch,
 }
 
-const HELD: &str = "held";
-const QUEUED: &str = "queued";
-const WATCHING: &str = "watching";
-const FINISHED: &str = "finished";
+/// Where a claim is written down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Spot {
+    /// In the row of the name: it holds it alone.
+    Name,
+    /// In a row of its own.
+    Row { state: &'static str, place: i64, still: Still },
+}
+
+/// What stays the same in a row whose claim is only kept alive.
+pub(super) type Still = (Option<Token>, Time, Option<Arc<str>>);
+
+pub(super) const HELD: &str = "held";
+pub(super) const QUEUED: &str = "queued";
+pub(super) const WATCHING: &str = "watching";
+pub(super) const FINISHED: &str = "finished";
 
 /// Reads the rows of names.
 pub(super) fn names(sql: &Sql, table: &Table) -> Result<BTreeMap<LockName, Loaded>, Fault> {
     let read = |row: &Values| -> Result<(LockName, Loaded), Fault> {
-        let latch = match row.maybe_number(9)? {
+        let latch = match row.maybe_number(10)? {
             None => None,
             Some(remaining) => Some(Latch {
                 remaining: remaining as u32,
                 counted: Vec::new(),
-                set: CountId(text(sql, row, 10)?.into()),
-                keep: span(row, 11)?,
-                until: time(row, 12)?,
+                set: CountId(text(sql, row, 11)?.into()),
+                keep: span(row, 12)?,
+                until: time(row, 13)?,
             }),
         };
+        let mut places = HashMap::new();
+        let mut holders = Vec::new();
+        let mut last = None;
+        if row.maybe_text(ALONE)?.is_some() {
+            let held = held(sql, row, ALONE, (0, 0))?;
+            if held.until > Time(0) {
+                places.insert((held.claim, Slot::Main), Spot::Name);
+                holders.push(held.clone());
+            }
+            last = Some(held);
+        }
         let record = Record {
             kind: row.maybe_text(1)?.and_then(kind_from),
             capacity: row.number(2)? as u32,
             counter: Token::new(row.number(3)? as u64),
-            last_ticket: row.number(4)? as u64,
-            closed_until: time(row, 6)?,
-            used: time(row, 7)?,
-            fence: row.maybe_number(8)?.map(|token| Token::new(token as u64)),
+            last_ticket: row.number(5)? as u64,
+            holders,
+            closed_until: time(row, 7)?,
+            used: time(row, 8)?,
+            fence: row.maybe_number(9)?.map(|token| Token::new(token as u64)),
             latch: latch.clone(),
             ..Record::default()
         };
-        let crowded = row.number(5)? != 0;
-        let loaded = Loaded { record, crowded, latch, ..Loaded::default() };
+        let crowd = match row.number(6)? {
+            0 => Crowd::Nobody,
+            1 => Crowd::Some,
+            _ => Crowd::Many,
+        };
+        let floor = Token::new(row.number(4)? as u64);
+        let stored = NameRow::of(sql, &record, crowd, last.as_ref());
+        let loaded =
+            Loaded { record, floor, crowd, places, last, row: stored, latch, ..Loaded::default() };
         Ok((name(sql, row)?, loaded))
     };
     table.rows.iter().map(read).collect()
@@ -94,7 +157,7 @@ impl Loaded {
     /// Takes in the row of a claim. Rows may come twice, and in any order:
     /// [`sort`](Self::sort) follows.
     fn add(&mut self, sql: &Sql, row: &Values) -> Result<(), Fault> {
-        let claim: ClaimId = row.text(3)?.parse().map_err(|_| damaged("claim"))?;
+        let claim = claim(row, BESIDE)?;
         let place = row.number(2)?;
         let state = match row.text(1)? {
             HELD => HELD,
@@ -104,40 +167,32 @@ impl Loaded {
             _ => return Err(damaged("state")),
         };
         let slot = if state == WATCHING { Slot::Watch } else { Slot::Main };
-        if self.places.insert((claim, slot), (state, place)).is_some() {
+        if self.places.contains_key(&(claim, slot)) {
             return Ok(());
         }
-        let until = time(row, 8)?;
+        let permits = (row.number(3)? as u32, row.number(4)? as u32);
+        let until = time(row, BESIDE + 3)?;
+        let mut still = (None, Time(0), None);
         match state {
-            HELD => self.record.holders.push(Held {
-                claim,
-                mode: mode(row)?,
-                token: row.maybe_number(7)?.map(|token| Token::new(token as u64)),
-                until,
-                since: time(row, 9)?,
-                lock_delay: span(row, 10)?,
-                revoked: match row.maybe_text(15)? {
-                    Some(_) => Some(text(sql, row, 16)?.into()),
-                    None => None,
-                },
-                about: about(sql, row)?,
-            }),
-            QUEUED => self.record.queue.push_back(Ticket {
-                number: place as u64,
-                claim,
-                mode: mode(row)?,
-                until,
-                since: time(row, 9)?,
-                lock_delay: span(row, 10)?,
-                about: about(sql, row)?,
-            }),
+            HELD => {
+                let held = held(sql, row, BESIDE, permits)?;
+                still = (held.token, held.since, held.revoked.clone());
+                self.record.holders.push(held);
+            }
+            QUEUED => {
+                let Held { mode, since, lock_delay, about, .. } = held(sql, row, BESIDE, permits)?;
+                still.1 = since;
+                let number = place as u64;
+                let ticket = Ticket { number, claim, mode, until, since, lock_delay, about };
+                self.record.queue.push_back(ticket);
+            }
             WATCHING => self.record.watchers.push_back(Watcher { claim, until }),
-            _ => self.record.finished.push(Finished {
-                claim,
-                until,
-                cause: cause_from(row.text(15)?, &text(sql, row, 16)?),
-            }),
+            _ => {
+                let cause = cause_from(row.text(BESIDE + 10)?, &text(sql, row, BESIDE + 11)?);
+                self.record.finished.push(Finished { claim, until, cause });
+            }
         }
+        self.places.insert((claim, slot), Spot::Row { state, place, still });
         Ok(())
     }
 
@@ -145,7 +200,10 @@ impl Loaded {
         let Record { holders, queue, watchers, .. } = &mut self.record;
         holders.sort_unstable_by_key(|held| held.claim);
         queue.make_contiguous().sort_unstable_by_key(|ticket| ticket.number);
-        let place = |watcher: &Watcher| self.places.get(&(watcher.claim, Slot::Watch));
+        let place = |watcher: &Watcher| match self.places.get(&(watcher.claim, Slot::Watch)) {
+            Some(Spot::Row { place, .. }) => *place,
+            _ => 0,
+        };
         watchers.make_contiguous().sort_by_key(place);
     }
 
@@ -172,12 +230,15 @@ impl Loaded {
         self.cut.is_some_and(|cut| front.is_none_or(|front| front.number > cut))
     }
 
-    /// Whether the queue should be read in parts from now on.
-    fn is_crowd(&self) -> bool {
-        match self.cut {
-            Some(_) => true,
-            None if self.crowded => self.record.queue.len() > CROWD / 2,
-            None => self.record.queue.len() > CROWD,
+    /// How many rows of claims there are now.
+    pub(super) fn crowd_now(&self) -> Crowd {
+        let limit = if self.crowd == Crowd::Many { CROWD / 2 } else { CROWD };
+        if self.cut.is_some() || self.record.queue.len() > limit {
+            return Crowd::Many;
+        }
+        match self.places.values().any(|spot| *spot != Spot::Name) {
+            true => Crowd::Some,
+            false => Crowd::Nobody,
         }
     }
 }
@@ -195,257 +256,6 @@ pub(super) fn claims(
     }
     names.values_mut().for_each(Loaded::sort);
     Ok(())
-}
-
-/// The statements that write down what steps changed.
-#[derive(Debug)]
-pub(super) struct Writer<'a> {
-    sql: &'a Sql,
-    statements: String,
-}
-
-impl<'a> Writer<'a> {
-    pub(super) fn new(sql: &'a Sql) -> Self {
-        Writer { sql, statements: String::new() }
-    }
-
-    /// Adds a statement.
-    pub(super) fn push(&mut self, statement: &str) {
-        self.statements.push_str(statement);
-        self.statements.push_str("; ");
-    }
-
-    /// The statements; empty if nothing changes.
-    pub(super) fn finish(self) -> String {
-        self.statements
-    }
-
-    fn say(&mut self, phrase: Phrase, values: &[String]) {
-        self.push(&phrase.with(self.sql, values));
-    }
-
-    /// Writes the rows that steps touched as they are now in the record.
-    pub(super) fn store(&mut self, name: &LockName, loaded: &mut Loaded, rows: &[Row], now: Time) {
-        let crowded = loaded.is_crowd();
-        if rows.contains(&Row::Name) || crowded != loaded.crowded {
-            loaded.crowded = crowded;
-            self.store_name(name, loaded);
-            self.store_counted(name, loaded, now);
-        }
-        for (index, row) in rows.iter().enumerate() {
-            let (claim, slot) = match *row {
-                Row::Name => continue,
-                Row::Holder(claim) | Row::Ticket(claim) | Row::Finished(claim) => {
-                    (claim, Slot::Main)
-                }
-                Row::Watcher(claim) => (claim, Slot::Watch),
-            };
-            let same = |earlier: &Row| match *earlier {
-                Row::Name => false,
-                Row::Watcher(other) => slot == Slot::Watch && other == claim,
-                Row::Holder(other) | Row::Ticket(other) | Row::Finished(other) => {
-                    slot == Slot::Main && other == claim
-                }
-            };
-            if !rows[..index].iter().any(same) {
-                self.store_claim(name, loaded, claim, slot);
-            }
-        }
-    }
-
-    fn store_claim(&mut self, name: &LockName, loaded: &mut Loaded, claim: ClaimId, slot: Slot) {
-        let sql = self.sql;
-        let old = loaded.places.get(&(claim, slot)).copied();
-        let new = match slot {
-            Slot::Main => main_row(&loaded.record, claim),
-            Slot::Watch => {
-                let last = loaded.places.values().filter(|(state, _)| *state == WATCHING);
-                let last = last.map(|(_, place)| *place).max().unwrap_or(0);
-                watch_row(&loaded.record, claim, old.map_or(last + 1, |(_, place)| place))
-            }
-        };
-        let key = |(state, place): (&str, i64)| {
-            let name = sql.dialect.bytes(name.as_str());
-            [name, format!("'{state}'"), place.to_string(), format!("'{claim}'")]
-        };
-        match &new {
-            Some(new) => loaded.places.insert((claim, slot), (new.state, new.place)),
-            None => loaded.places.remove(&(claim, slot)),
-        };
-        match (old, new) {
-            (None, None) => {}
-            (Some(old), None) => self.say(Phrase::DropClaim, &key(old)),
-            (Some(old), Some(new)) if old.0 != FINISHED || new.state == FINISHED => {
-                let values: Vec<String> = key(old).into_iter().chain(new.changes(sql)).collect();
-                self.say(Phrase::SetClaim, &values);
-            }
-            (old, Some(new)) => {
-                if let Some(old) = old {
-                    // A memory says little of its claim: there is more to
-                    // write than changes.
-                    self.say(Phrase::DropClaim, &key(old));
-                }
-                self.say(Phrase::AddClaim, &new.values(sql, name, claim));
-            }
-        }
-    }
-
-    fn store_name(&mut self, name: &LockName, loaded: &Loaded) {
-        let (sql, record) = (self.sql, &loaded.record);
-        let latch = record.latch.as_ref();
-        let values = [
-            sql.dialect.bytes(name.as_str()),
-            maybe(record.kind.map(|kind| format!("'{}'", kind_word(kind)))),
-            record.capacity.to_string(),
-            (record.counter.get() as i64).to_string(),
-            (record.last_ticket as i64).to_string(),
-            i32::from(loaded.crowded).to_string(),
-            (record.closed_until.0 as i64).to_string(),
-            (record.used.0 as i64).to_string(),
-            maybe(record.fence.map(|token| token.get() as i64)),
-            maybe(latch.map(|latch| latch.remaining)),
-            maybe(latch.map(|latch| sql.dialect.bytes(&latch.set.0))),
-            maybe(latch.map(|latch| micros(latch.keep))),
-            maybe(latch.map(|latch| latch.until.0 as i64)),
-        ];
-        self.say(Phrase::SetName, &values);
-    }
-
-    /// Adds the new count-downs of a latch, or forgets those of an earlier one.
-    fn store_counted(&mut self, name: &LockName, loaded: &Loaded, now: Time) {
-        let (sql, table) = (self.sql, self.sql.table("counted"));
-        let name = sql.dialect.bytes(name.as_str());
-        let latch = loaded.record.latch.as_ref();
-        // The same setting, sent again after the latch was over, starts anew.
-        let before = loaded.latch.as_ref();
-        let same = latch
-            .zip(before)
-            .is_some_and(|(latch, before)| latch.set == before.set && before.until > now);
-        if !same && before.is_some() {
-            self.push(&format!("DELETE FROM {table} WHERE name = {name}"));
-        }
-        let known = before.filter(|_| same).map_or(&[][..], |before| &before.counted);
-        for id in latch.map_or(&[][..], |latch| &latch.counted) {
-            if !known.contains(id) {
-                let id = sql.dialect.bytes(&id.0);
-                self.push(&format!("INSERT INTO {table} (name, id) VALUES ({name}, {id})"));
-            }
-        }
-    }
-}
-
-/// The row of a claim, ready to be written.
-struct ClaimRow<'a> {
-    state: &'static str,
-    place: i64,
-    mode: Option<crate::engine::Mode>,
-    token: Option<Token>,
-    until: Time,
-    since: Time,
-    lock_delay: Duration,
-    about: Option<&'a About>,
-    cause: Option<(&'a str, &'a str)>,
-}
-
-fn main_row(record: &Record, claim: ClaimId) -> Option<ClaimRow<'_>> {
-    if let Ok(index) = record.holders.binary_search_by(|held| held.claim.cmp(&claim)) {
-        let held = &record.holders[index];
-        return Some(ClaimRow {
-            state: HELD,
-            place: 0,
-            mode: Some(held.mode),
-            token: held.token,
-            until: held.until,
-            since: held.since,
-            lock_delay: held.lock_delay,
-            about: Some(&held.about),
-            cause: held.revoked.as_deref().map(|reason| ("broken", reason)),
-        });
-    }
-    if let Some(ticket) = record.queue.iter().find(|ticket| ticket.claim == claim) {
-        return Some(ClaimRow {
-            state: QUEUED,
-            place: ticket.number as i64,
-            mode: Some(ticket.mode),
-            token: None,
-            until: ticket.until,
-            since: ticket.since,
-            lock_delay: ticket.lock_delay,
-            about: Some(&ticket.about),
-            cause: None,
-        });
-    }
-    let finished = record.finished.iter().find(|finished| finished.claim == claim)?;
-    let cause = (finished.cause.as_str(), reason_of(&finished.cause));
-    Some(ClaimRow { state: FINISHED, cause: Some(cause), ..ClaimRow::bare(finished.until, 0) })
-}
-
-fn watch_row(record: &Record, claim: ClaimId, place: i64) -> Option<ClaimRow<'_>> {
-    let watcher = record.watchers.iter().find(|watcher| watcher.claim == claim)?;
-    Some(ClaimRow::bare(watcher.until, place))
-}
-
-impl ClaimRow<'_> {
-    /// A row of which little is to be said.
-    fn bare(until: Time, place: i64) -> Self {
-        ClaimRow {
-            state: WATCHING,
-            place,
-            mode: None,
-            token: None,
-            until,
-            since: Time(0),
-            lock_delay: Duration::ZERO,
-            about: None,
-            cause: None,
-        }
-    }
-
-    /// All columns, as literals.
-    fn values(&self, sql: &Sql, name: &LockName, claim: ClaimId) -> [String; 17] {
-        let mode = self.mode.map(mode_words);
-        let (_, permits, capacity) = mode.unwrap_or(("", 0, 0));
-        let text = |text: &str| sql.dialect.text(text);
-        let nobody = About::default();
-        let about = self.about.unwrap_or(&nobody);
-        let [state, place, token, until, since, cause, reason] = self.changes(sql);
-        [
-            sql.dialect.bytes(name.as_str()),
-            state,
-            place,
-            format!("'{claim}'"),
-            maybe(mode.map(|(mode, ..)| format!("'{mode}'"))),
-            permits.to_string(),
-            capacity.to_string(),
-            token,
-            until,
-            since,
-            micros(self.lock_delay).to_string(),
-            text(&about.who),
-            text(&about.host),
-            about.pid.to_string(),
-            text(&about.note),
-            cause,
-            reason,
-        ]
-    }
-
-    /// What can change in a row that stays the same claim's.
-    fn changes(&self, sql: &Sql) -> [String; 7] {
-        [
-            format!("'{}'", self.state),
-            self.place.to_string(),
-            maybe(self.token.map(|token| token.get() as i64)),
-            (self.until.0 as i64).to_string(),
-            (self.since.0 as i64).to_string(),
-            maybe(self.cause.map(|(cause, _)| format!("'{cause}'"))),
-            maybe(self.cause.map(|(_, reason)| sql.dialect.text(reason))),
-        ]
-    }
-}
-
-fn maybe(value: Option<impl ToString>) -> String {
-    value.map_or_else(|| "NULL".to_owned(), |value| value.to_string())
 }
 
 /// A name as it is stored in the first column.
@@ -466,22 +276,32 @@ fn span(row: &Values, column: usize) -> Result<Duration, Fault> {
     row.number(column).map(|number| Duration::from_micros(number as u64))
 }
 
-fn micros(span: Duration) -> i64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX) as i64
+fn claim(row: &Values, column: usize) -> Result<ClaimId, Fault> {
+    row.text(column)?.parse().map_err(|_| damaged("claim"))
 }
 
-fn mode(row: &Values) -> Result<crate::engine::Mode, Fault> {
-    let (count, of) = (row.number(5)? as u32, row.number(6)? as u32);
-    mode_from(row.text(4)?, count, of).ok_or_else(|| damaged("mode"))
-}
-
-fn about(sql: &Sql, row: &Values) -> Result<Arc<About>, Fault> {
-    Ok(Arc::new(About {
-        who: text(sql, row, 11)?,
-        host: text(sql, row, 12)?,
-        pid: row.number(13)? as u32,
-        note: text(sql, row, 14)?,
-    }))
+/// Who holds, as the columns from `at` on say.
+fn held(sql: &Sql, row: &Values, at: usize, (count, of): (u32, u32)) -> Result<Held, Fault> {
+    let revoked = match row.maybe_text(at + 10)? {
+        Some(_) => Some(text(sql, row, at + 11)?.into()),
+        None => None,
+    };
+    let about = About {
+        who: text(sql, row, at + 6)?,
+        host: text(sql, row, at + 7)?,
+        pid: row.number(at + 8)? as u32,
+        note: text(sql, row, at + 9)?,
+    };
+    Ok(Held {
+        claim: claim(row, at)?,
+        mode: mode_from(row.text(at + 1)?, count, of).ok_or_else(|| damaged("mode"))?,
+        token: row.maybe_number(at + 2)?.map(|token| Token::new(token as u64)),
+        until: time(row, at + 3)?,
+        since: time(row, at + 4)?,
+        lock_delay: span(row, at + 5)?,
+        revoked,
+        about: Arc::new(about),
+    })
 }
 
 fn damaged(what: &str) -> Fault {

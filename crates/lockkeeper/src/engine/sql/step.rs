@@ -1,10 +1,12 @@
 //! One transaction: steps of the model on the rows of names.
 //!
 //! Two round trips. The first begins, locks the rows of the names, reads the
-//! clock *after* that, and reads the claims. The second writes what the steps
-//! changed and commits. Rows of claims are only touched by whoever has the row
-//! of their name locked, so what was read stays true until the commit.
+//! clock *after* that, and reads the claims, if there seem to be any. The
+//! second writes what the steps changed and commits. Rows of claims are only
+//! touched by whoever has the row of their name locked, so what was read stays
+//! true until the commit.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -13,14 +15,15 @@ use tokio::sync::oneshot;
 use super::config::Sql;
 use super::fault::{Class, Fault, Stage};
 use super::phrase::Phrase;
-use super::rows::{self, CLAIMS, Loaded, NAMES, WINDOW, Writer};
+use super::rows::{self, CLAIMS, Crowd, Loaded, NAMES, NAMES_COUNT, WINDOW};
+use super::store::Writer;
 use super::wire::{Connection, Table, ask};
 use crate::ErrorKind;
 use crate::engine::{Cell, CountId, Event, Found, lines};
 use crate::error::{Error, Result};
 use crate::model::{Answer, Effects, Record, Refusal, Time};
 use crate::name::LockName;
-use crate::token::{ClaimId, KeeperId, Token};
+use crate::token::{ClaimId, KeeperId};
 use crate::url::parts::encode;
 
 /// What a step came to.
@@ -132,6 +135,8 @@ pub(super) struct Ran {
     pub(super) events: Vec<Event>,
     /// The names that were left out.
     pub(super) skipped: Vec<LockName>,
+    /// The names that were not, and whether they have rows of claims.
+    pub(super) seen: Vec<(LockName, bool)>,
     /// Whether nothing was changed, and the transaction is still to be undone.
     pub(super) open: bool,
 }
@@ -141,6 +146,10 @@ pub(super) struct Desk<'a> {
     pub(super) sql: &'a Sql,
     pub(super) keeper: KeeperId,
     pub(super) connection: &'a mut dyn Connection,
+    /// Whether the names are likely to have rows of claims. If so they are
+    /// read at once; else only when the row of a name says that there are
+    /// some, in a round trip of their own.
+    pub(super) company: bool,
 }
 
 /// A fault, and how far the transaction had come.
@@ -154,18 +163,20 @@ impl Desk<'_> {
         steps: &mut [Step],
         patience: Patience,
     ) -> Result<Ran, Stopped> {
-        let (mut names, now, floor) = self.load(steps, patience).await.map_err(at_work)?;
+        let (mut names, now) = self.load(steps, patience).await.map_err(at_work)?;
         let sql = self.sql;
-        let mut ran = Ran { now, events: Vec::new(), skipped: Vec::new(), open: false };
-        let mut writer = Writer::new(sql);
+        let (events, skipped, seen) = (Vec::new(), Vec::new(), Vec::new());
+        let mut ran = Ran { now, events, skipped, seen, open: false };
+        let mut writer = Writer::new(sql, self.connection.prepares());
         for steps in steps.chunk_by_mut(|one, other| one.name == other.name) {
             let name = steps[0].name.clone();
             let Some(loaded) = names.get_mut(&name) else {
                 ran.skipped.push(name);
                 continue;
             };
-            let effects = self.step(&name, loaded, steps, now, floor).await.map_err(at_work)?;
+            let effects = self.step(&name, loaded, steps, now).await.map_err(at_work)?;
             writer.store(&name, loaded, &effects.rows, now);
+            ran.seen.push((name.clone(), loaded.crowd != Crowd::Nobody));
             for event in &effects.pushes {
                 match lines::write(event) {
                     Some((keeper, _)) if keeper == self.keeper => ran.events.push(event.clone()),
@@ -213,37 +224,98 @@ impl Desk<'_> {
         &mut self,
         steps: &[Step],
         patience: Patience,
-    ) -> Result<(std::collections::BTreeMap<LockName, Loaded>, Time, Token), Fault> {
+    ) -> Result<(BTreeMap<LockName, Loaded>, Time), Fault> {
         let sql = self.sql;
         let list: Vec<String> = steps
             .chunk_by(|one, other| one.name == other.name)
             .map(|steps| sql.dialect.bytes(steps[0].name.as_str()))
             .collect();
+        let counts = steps.iter().any(|step| step.counts.is_some());
         let mut make = false;
         loop {
-            let begin = self.connection.begin();
-            let statements = load_statements(sql, begin, steps, &list, patience, make);
+            let statements = self.load_statements(steps, &list, patience, make);
             let tables = self.ask(&statements).await?;
             // Counted from the end: what it takes to begin differs.
-            let counts = steps.iter().any(|step| step.counts.is_some());
-            let asked = tables.len().checked_sub(3 + usize::from(counts)).ok_or_else(short)?;
-            let [locked, clock, claims, rest @ ..] = &tables[asked..] else { return Err(short()) };
-            let mut names = rows::names(sql, locked)?;
+            let asked = [self.connection.clock_apart(), self.company, counts];
+            let asked = 1 + asked.into_iter().filter(|asked| *asked).count();
+            let from = tables.len().checked_sub(asked).ok_or_else(short)?;
+            let mut tables = tables.into_iter().skip(from);
+            let locked = tables.next().ok_or_else(short)?;
+            let mut names = rows::names(sql, &locked)?;
             if patience == Patience::Wait && names.is_empty() && !make {
                 // Never used, or forgotten.
                 self.undo().await?;
                 make = true;
                 continue;
             }
-            rows::claims(sql, claims, &mut names)?;
-            if let (Some(counted), Some(loaded)) = (rest.first(), names.values_mut().next()) {
+            let now = match self.connection.clock_apart() {
+                true => clock(&tables.next().ok_or_else(short)?, 0)?,
+                false => clock(&locked, NAMES_COUNT)?,
+            };
+            if self.company {
+                rows::claims(sql, &tables.next().ok_or_else(short)?, &mut names)?;
+            } else if names.values().any(|loaded| loaded.crowd == Crowd::Some) {
+                let tables = self.ask(&self.claims_statement(&list, patience)).await?;
+                rows::claims(sql, tables.last().ok_or_else(short)?, &mut names)?;
+            }
+            if let (Some(counted), Some(loaded)) = (tables.next(), names.values_mut().next()) {
                 let id = |row| rows::text(sql, row, 0).map(|id| CountId(id.into()));
                 loaded.counted(counted.rows.iter().map(id).collect::<Result<_, _>>()?);
             }
-            let row = clock.rows.first().ok_or_else(short)?;
-            let (now, floor) = (row.number(0)? as u64, row.number(1)? as u64);
-            return Ok((names, Time(now), Token::new(floor)));
+            return Ok((names, now));
         }
+    }
+
+    fn load_statements(
+        &self,
+        steps: &[Step],
+        list: &[String],
+        patience: Patience,
+        make: bool,
+    ) -> String {
+        let (sql, names) = (self.sql, self.sql.table("names"));
+        let mut parts = vec![self.connection.begin().to_owned()];
+        if make {
+            parts.extend(make_statements(sql, list));
+        }
+        parts.push(match patience {
+            Patience::Wait => Phrase::Lock.with(sql, self.connection.prepares(), list),
+            Patience::Skip => {
+                let list = list.join(", ");
+                let rest = "ORDER BY name FOR UPDATE SKIP LOCKED";
+                sql.dialect.locking(NAMES, &format!("{names} WHERE name IN ({list}) {rest}"))
+            }
+        });
+        if self.connection.clock_apart() {
+            parts.push(format!("SELECT {}", sql.dialect.clock()));
+        }
+        if self.company {
+            parts.push(self.claims_statement(list, patience));
+        }
+        let counts: Vec<String> = steps
+            .iter()
+            .filter_map(|step| step.counts.as_ref())
+            .map(|id| sql.dialect.bytes(&id.0))
+            .collect();
+        if !counts.is_empty() {
+            let (table, names, ids) = (sql.table("counted"), list.join(", "), counts.join(", "));
+            parts.push(format!("SELECT id FROM {table} WHERE name IN ({names}) AND id IN ({ids})"));
+        }
+        parts.join("; ")
+    }
+
+    /// Reads the claims of names, but of those that have too many.
+    fn claims_statement(&self, list: &[String], patience: Patience) -> String {
+        let sql = self.sql;
+        if patience == Patience::Wait {
+            return Phrase::Claims.with(sql, self.connection.prepares(), list);
+        }
+        let (names, claims) = (sql.table("names"), sql.table("claims"));
+        let (list, columns) = (list.join(", "), CLAIMS.replace(", ", ", c."));
+        format!(
+            "SELECT c.{columns} FROM {names} AS n JOIN {claims} AS c ON c.name = n.name \
+             WHERE n.name IN ({list}) AND n.crowd = 1"
+        )
     }
 
     /// Does the steps of one name.
@@ -253,18 +325,18 @@ impl Desk<'_> {
         loaded: &mut Loaded,
         steps: &mut [Step],
         now: Time,
-        floor: Token,
     ) -> Result<Effects, Fault> {
-        let fresh = loaded.crowded.then(|| loaded.clone());
+        let crowded = loaded.crowd == Crowd::Many;
+        let fresh = crowded.then(|| loaded.clone());
         let mut tickets = 0;
-        if loaded.crowded {
+        if crowded {
             tickets = self.load_part(name, loaded, steps).await?;
         }
         loop {
             // A name that was forgotten goes on above its tokens, but has
             // none to show before that.
             let counter = loaded.record.counter;
-            let raised = counter.max(floor);
+            let raised = counter.max(loaded.floor);
             loaded.record.counter = raised;
             let mut effects = Effects::default();
             for step in &mut *steps {
@@ -350,50 +422,28 @@ impl Desk<'_> {
     }
 }
 
-fn load_statements(
-    sql: &Sql,
-    begin: &str,
-    steps: &[Step],
-    list: &[String],
-    patience: Patience,
-    make: bool,
-) -> String {
-    let (names, claims) = (sql.table("names"), sql.table("claims"));
-    let make = if make {
-        let blank = |name| format!("({name}, 0, 0, 0, 0, 0, 0)");
-        let columns = "name, capacity, counter, last_ticket, crowded, closed_until_us, used_us";
-        let rows: Vec<String> = list.iter().map(blank).collect();
-        format!("{}; ", sql.dialect.insert_new(&names, columns, &rows.join(", ")))
-    } else {
-        String::new()
-    };
-    let counts: Vec<String> = steps
-        .iter()
-        .filter_map(|step| step.counts.as_ref())
-        .map(|id| sql.dialect.bytes(&id.0))
-        .collect();
-    let counts = match counts.is_empty() {
-        true => String::new(),
-        false => format!(
-            "; SELECT id FROM {} WHERE name IN ({}) AND id IN ({})",
-            sql.table("counted"),
-            list.join(", "),
-            counts.join(", ")
+/// Makes the rows of new names. The floor is read once the row is there:
+/// whoever forgot the name has raised it by then.
+fn make_statements(sql: &Sql, list: &[String]) -> [String; 2] {
+    let (names, meta) = (sql.table("names"), sql.table("meta"));
+    let blank = |name| format!("({name}, 0, 0, 0, 0, 0, 0, 0, 0)");
+    let columns = "name, capacity, counter, floor, last_ticket, crowd, closed_until_us, until_us, \
+                   used_us";
+    let rows: Vec<String> = list.iter().map(blank).collect();
+    [
+        sql.dialect.insert_new(&names, columns, &rows.join(", ")),
+        format!(
+            "UPDATE {names} SET floor = (SELECT m.floor FROM {meta} AS m WHERE m.one = 1) \
+             WHERE name IN ({})",
+            list.join(", ")
         ),
-    };
-    let clock = Phrase::Clock.with(sql, &[]);
-    if patience == Patience::Wait {
-        let (lock, claims) = (Phrase::Lock.with(sql, list), Phrase::Claims.with(sql, list));
-        return format!("{begin}; {make}{lock}; {clock}; {claims}{counts}");
-    }
-    let (list, columns) = (list.join(", "), CLAIMS.replace(", ", ", c."));
-    format!(
-        "{begin}; {make}\
-         SELECT {NAMES} FROM {names} WHERE name IN ({list}) ORDER BY name FOR UPDATE SKIP LOCKED; \
-         {clock}; \
-         SELECT c.{columns} FROM {names} AS n JOIN {claims} AS c ON c.name = n.name \
-         WHERE n.name IN ({list}) AND n.crowded = 0{counts}"
-    )
+    ]
+}
+
+/// The latest time in a column: after all rows were locked.
+fn clock(table: &Table, column: usize) -> Result<Time, Fault> {
+    let mut times = table.rows.iter().map(|row| row.number(column));
+    times.try_fold(Time(0), |latest, time| Ok(latest.max(Time(time? as u64))))
 }
 
 fn at_work(fault: Fault) -> Stopped {

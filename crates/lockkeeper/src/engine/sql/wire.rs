@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::config::Sql;
 use super::fault::{Class, Fault};
-use super::phrase;
+use super::phrase::{self, Phrase};
 
 /// A connection of either driver. Statements go out as text, several at once
 /// in one batch: one round trip, and nothing to prepare.
@@ -32,6 +32,13 @@ pub(super) trait Connection: Send {
 
     /// Undoes.
     fn rollback(&self) -> &'static str;
+
+    /// What is worth being prepared once per connection.
+    fn prepares(&self) -> &'static [Phrase];
+
+    /// Whether a statement has one time, that of its start: then the clock is
+    /// to be read by another one, after the rows are locked.
+    fn clock_apart(&self) -> bool;
 
     /// The server's number for the session, to end it from another one.
     fn session(&self) -> u64;
@@ -107,9 +114,12 @@ pub(super) async fn connect_prepared(sql: &Sql) -> Result<Box<dyn Connection>, F
 
 /// Prepares a connection for operations.
 pub(super) async fn prepare(sql: &Sql, connection: &mut dyn Connection) -> Result<(), Fault> {
-    match phrase::prepare(sql) {
-        Some(statements) => ask(connection, &statements, sql.command).await.map(drop),
-        None => Ok(()),
+    match connection.prepares() {
+        [] => Ok(()),
+        phrases => {
+            let statements = phrase::prepare(sql, phrases);
+            ask(connection, &statements, sql.command).await.map(drop)
+        }
     }
 }
 

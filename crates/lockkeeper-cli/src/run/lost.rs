@@ -7,10 +7,13 @@
 
 use std::time::Duration;
 
-use lockkeeper::{Cause, Hold, State};
+use lockkeeper::{Cause, Hold, Keeper, State};
 use tokio::time::Instant;
 
 use crate::args::OnLost;
+
+/// How soon an engine that did not answer is asked again.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// What is due now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,12 +29,15 @@ pub(super) enum Due {
 /// Looks after one held lock.
 #[derive(Debug)]
 pub(super) struct Watch<'a> {
+    keeper: &'a Keeper,
     hold: &'a Hold,
     on_lost: OnLost,
     kill_after: Duration,
     /// The end of `--max-hold`, early enough that the command is gone by then.
     max_end: Option<Instant>,
     stage: Stage,
+    /// Whether the engine, asked after a break, still has the name for us.
+    still_ours: Option<bool>,
 }
 
 #[derive(Debug)]
@@ -46,12 +52,14 @@ enum Stage {
 
 impl<'a> Watch<'a> {
     pub(super) fn new(
+        keeper: &'a Keeper,
         hold: &'a Hold,
         on_lost: OnLost,
         kill_after: Duration,
         max_end: Option<Instant>,
     ) -> Self {
-        Watch { hold, on_lost, kill_after, max_end, stage: Stage::Calm }
+        let stage = Stage::Calm;
+        Watch { keeper, hold, on_lost, kill_after, max_end, stage, still_ours: None }
     }
 
     /// Waits for the next thing to do. Losing this future loses nothing.
@@ -73,6 +81,7 @@ impl<'a> Watch<'a> {
                 Stage::Ending { .. } if !matches!(self.hold.state(), State::Lost(_)) => {
                     let _ = tokio::time::timeout(pause, self.hold.lost()).await;
                 }
+                Stage::Ending { .. } if self.still_ours.is_none() => self.ask(pause).await,
                 Stage::Ending { .. } => tokio::time::sleep(pause).await,
                 Stage::Over => std::future::pending().await,
             }
@@ -101,7 +110,7 @@ impl<'a> Watch<'a> {
                 }
                 // Broken or stopped in time: there is something left for TERM.
                 let kill_in = self.left().min(self.kill_after);
-                if kill_in.is_zero() || has_passed_on(cause.as_ref()) {
+                if kill_in.is_zero() || self.has_passed_on(cause.as_ref()) {
                     return Some(self.kill(cause));
                 }
                 self.stage = Stage::Ending { kill_at: Instant::now() + kill_in };
@@ -110,7 +119,7 @@ impl<'a> Watch<'a> {
             }
             (Stage::Ending { kill_at }, _) => {
                 let late = *kill_at <= Instant::now() || self.left().is_zero();
-                (late || has_passed_on(cause.as_ref())).then(|| self.kill(cause))
+                (late || self.has_passed_on(cause.as_ref())).then(|| self.kill(cause))
             }
         }
     }
@@ -125,6 +134,27 @@ impl<'a> Watch<'a> {
     fn is_ending(&self) -> bool {
         let at_risk = self.hold.state() != State::Held;
         self.max_left() <= self.kill_after || at_risk && self.hold.valid_for() <= self.kill_after
+    }
+
+    /// Whether the name may already be somebody else's, whatever the lease
+    /// says. An engine that calls a lease over before its time forgot it.
+    fn has_passed_on(&self, cause: Option<&Cause>) -> bool {
+        match cause {
+            Some(Cause::TakenOver | Cause::HeldTooLong | Cause::Expired) => true,
+            Some(Cause::Broken { .. }) => self.still_ours == Some(false),
+            _ => false,
+        }
+    }
+
+    /// Finds out whether a broken lock was freed at once, or waits for us.
+    async fn ask(&mut self, limit: Duration) {
+        let asked = self.keeper.status(self.hold.name().as_str());
+        if let Ok(Ok(status)) = tokio::time::timeout(limit, asked).await {
+            let claim = self.hold.claim_id();
+            self.still_ours = Some(status.holders.iter().any(|holder| holder.claim == claim));
+        } else {
+            tokio::time::sleep(limit.min(AGAIN)).await;
+        }
     }
 
     /// How long the lock can be trusted.
@@ -156,14 +186,10 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Whether the name may already be somebody else's, whatever the lease says.
-fn has_passed_on(cause: Option<&Cause>) -> bool {
-    matches!(cause, Some(Cause::TakenOver | Cause::HeldTooLong))
-}
-
 #[cfg(test)]
 mod tests {
-    use lockkeeper::{Keeper, LockOptions};
+    use lockkeeper::LockOptions;
+    use lockkeeper::engine::Revoke;
 
     use super::*;
 
@@ -189,10 +215,10 @@ mod tests {
     #[test]
     fn term_goes_out_before_the_end_and_kill_at_it() {
         test(async {
-            let (_keeper, guard) = guard(None).await;
+            let (keeper, guard) = guard(None).await;
             let start = Instant::now();
             let end = start + Duration::from_millis(500);
-            let mut watch = Watch::new(&guard, OnLost::Term, AFTER, Some(end));
+            let mut watch = Watch::new(&keeper, &guard, OnLost::Term, AFTER, Some(end));
             let Due::Term { cause, early: true, kill_in } = watch.next().await else { panic!() };
             assert_eq!(cause, Cause::HeldTooLong);
             assert!(start.elapsed() >= Duration::from_millis(295), "{:?}", start.elapsed());
@@ -207,8 +233,8 @@ mod tests {
     #[test]
     fn a_renewed_lock_is_left_alone() {
         test(async {
-            let (_keeper, guard) = guard(None).await;
-            let mut watch = Watch::new(&guard, OnLost::Term, AFTER, None);
+            let (keeper, guard) = guard(None).await;
+            let mut watch = Watch::new(&keeper, &guard, OnLost::Term, AFTER, None);
             let quiet = tokio::time::timeout(LEASE * 3, watch.next()).await;
             assert!(quiet.is_err(), "{quiet:?}");
         });
@@ -217,9 +243,9 @@ mod tests {
     #[test]
     fn kill_waits_for_the_end_and_ignore_only_tells() {
         test(async {
-            let (_keeper, guard) = guard(Some(Duration::from_millis(150))).await;
-            let mut kill = Watch::new(&guard, OnLost::Kill, AFTER, None);
-            let mut ignore = Watch::new(&guard, OnLost::Ignore, AFTER, None);
+            let (keeper, guard) = guard(Some(Duration::from_millis(150))).await;
+            let mut kill = Watch::new(&keeper, &guard, OnLost::Kill, AFTER, None);
+            let mut ignore = Watch::new(&keeper, &guard, OnLost::Ignore, AFTER, None);
             assert_eq!(kill.next().await, Due::Kill { cause: Cause::HeldTooLong });
             assert_eq!(ignore.next().await, Due::Tell { cause: Cause::HeldTooLong });
         });
@@ -228,8 +254,8 @@ mod tests {
     #[test]
     fn there_is_no_time_for_term_when_the_name_has_passed_on() {
         test(async {
-            let (_keeper, guard) = guard(Some(Duration::from_millis(150))).await;
-            let mut watch = Watch::new(&guard, OnLost::Term, AFTER, None);
+            let (keeper, guard) = guard(Some(Duration::from_millis(150))).await;
+            let mut watch = Watch::new(&keeper, &guard, OnLost::Term, AFTER, None);
             assert_eq!(watch.next().await, Due::Kill { cause: Cause::HeldTooLong });
         });
     }
@@ -240,12 +266,31 @@ mod tests {
             // A lease that is over no sooner than the grace: it must not be
             // what ends the wait.
             let grace = Duration::from_secs(10);
-            let (_keeper, guard) = leased(grace * 3, Some(Duration::from_millis(500))).await;
+            let (keeper, guard) = leased(grace * 3, Some(Duration::from_millis(500))).await;
             let start = Instant::now();
-            let mut watch = Watch::new(&guard, OnLost::Term, grace, Some(start + grace));
+            let mut watch = Watch::new(&keeper, &guard, OnLost::Term, grace, Some(start + grace));
             assert!(matches!(watch.next().await, Due::Term { early: true, .. }));
             assert_eq!(watch.next().await, Due::Kill { cause: Cause::HeldTooLong });
             assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        });
+    }
+    #[test]
+    fn a_break_leaves_time_for_term_only_if_the_name_waits_for_us() {
+        test(async {
+            for (how, waits) in [(Revoke::Orderly, true), (Revoke::Now, false)] {
+                let grace = Duration::from_secs(10);
+                let (keeper, guard) = leased(grace * 3, None).await;
+                let holder = keeper.status("x").await.unwrap().holders.remove(0);
+                keeper.revoke("x", &holder, how, "deploy").await.unwrap();
+                let cause = guard.lost().await;
+                let mut watch = Watch::new(&keeper, &guard, OnLost::Term, grace, None);
+                assert!(matches!(watch.next().await, Due::Term { .. }));
+                let killed = tokio::time::timeout(grace / 5, watch.next()).await;
+                match waits {
+                    true => assert!(killed.is_err(), "{killed:?}"),
+                    false => assert_eq!(killed, Ok(Due::Kill { cause })),
+                }
+            }
         });
     }
 }

@@ -98,7 +98,8 @@ impl Run<'_> {
         let granted_at = Instant::now();
         self.tell_acquired(&held, asked_at.elapsed());
         let environment = Environment::of(held.hold(), held.token(), self.keeper, self.url);
-        let ended = start(plan, &environment, Some(held.hold()), signals, self.output).await;
+        let ended =
+            start(plan, &environment, Some((self.keeper, held.hold())), signals, self.output).await;
         let released = self.release(held, signals).await;
         let end = self.conclude(&ended?, released.as_ref());
         self.stay(granted_at, signals).await;
@@ -246,16 +247,16 @@ impl Run<'_> {
 async fn start(
     plan: &Plan,
     environment: &Environment,
-    hold: Option<&lockkeeper::Hold>,
+    held: Option<(&lockkeeper::Keeper, &lockkeeper::Hold)>,
     signals: &mut Signals,
     output: &Output,
 ) -> Result<Ended, Failure> {
     signals.listen_for_jobs()?;
     let terminal = Terminal::open();
     let now = Instant::now();
-    let watch = hold.map(|hold| {
+    let watch = held.map(|(keeper, hold)| {
         let max_end = plan.max_end(now);
-        Watch::new(hold, plan.on_lost, plan.kill_after, max_end)
+        Watch::new(keeper, hold, plan.on_lost, plan.kill_after, max_end)
     });
     let handed_over = terminal.to_hand_over().is_some();
     let group = Group::start(&plan.command, environment, &terminal);

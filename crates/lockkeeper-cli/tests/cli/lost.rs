@@ -74,6 +74,24 @@ fn break_now_frees_at_once_and_says_what_that_risks() {
 }
 
 #[test]
+fn a_lock_that_is_freed_at_once_leaves_no_grace() {
+    let place = Place::new();
+    let words = ["run", "--kill-after", "60s", "x", "sh", "-c", STUBBORN];
+    let holder = Running::start(place.lockkeeper(&words));
+    let tree = [place.pid("child.pid"), place.pid("grandchild.pid")];
+    let start = Instant::now();
+    assert_eq!(run(place.lockkeeper(&["break", "x", "--reason", "r", "--yes", "--now"])).code, 0);
+    for pid in tree {
+        until_dead(pid);
+    }
+    // The lease would have lasted for thirty seconds.
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    let said = holder.end();
+    assert_eq!(said.code, 79, "{said:?}");
+    assert!(said.stderr.contains("sent KILL"), "{said:?}");
+}
+
+#[test]
 fn an_engine_frozen_past_the_lease_ends_the_tree_before_the_lease() {
     let place = Place::new();
     let lease = Duration::from_secs(2);

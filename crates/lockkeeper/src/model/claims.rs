@@ -369,6 +369,7 @@ impl Record {
             return Err(Refusal::NotHeldAbove);
         }
         let token = above.token;
+        self.used = self.used.max(now);
         self.grant(held(claim, token, now), effects);
         Ok(Answer::Held { token })
     }

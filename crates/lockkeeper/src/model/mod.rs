@@ -316,7 +316,8 @@ impl Record {
 
     /// Whether nobody holds, waits or is remembered, and no latch is kept.
     pub fn is_idle(&self, now: Time) -> bool {
-        self.holders.iter().all(|held| held.until <= now)
+        // A lock-delay counts from the end of the lease, noticed or not.
+        self.holders.iter().all(|held| held.until + held.lock_delay <= now)
             && self.queue.iter().all(|ticket| ticket.until <= now)
             && self.finished.iter().all(|finished| finished.until <= now)
             && self.closed_until <= now
@@ -429,5 +430,37 @@ impl Record {
             self.fence = Some(token);
             effects.rows.push(Row::Name);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{About, Claim, Intent, Mode};
+    use crate::token::KeeperId;
+
+    #[test]
+    fn a_name_is_not_forgotten_while_a_lock_delay_is_to_come() {
+        let minute = Duration::from_secs(60);
+        let claim = Claim {
+            id: ClaimId { keeper: KeeperId::from_number(1), number: 1, turn: 0 },
+            name: crate::LockName::new("x").unwrap(),
+            mode: Mode::Read,
+            lease: minute,
+            margin: Duration::ZERO,
+            lock_delay: minute * 10,
+            max_waiters: 1,
+            under: None,
+            about: Arc::new(About::default()),
+        };
+        let (mut record, start) = (Record::default(), Time(1));
+        let granted =
+            record.acquire(&claim, Intent::Try, Token::ZERO, start, &mut Effects::default());
+        assert!(matches!(granted, Ok(Answer::Held { .. })));
+        // Kept alive for so long that nobody has used the name for a day.
+        let end = start + Record::RETENTION * 2;
+        record.holders[0].until = end;
+        assert!(!record.is_forgettable(end + minute), "its lock-delay was forgotten");
+        assert!(record.is_forgettable(end + minute * 10));
     }
 }

@@ -70,7 +70,11 @@ async fn the_dead_at_the_head_are_passed_over() {
         keeps.push(Keep { claim: claims[2].clone(), belief, floor: Token::ZERO });
     }
     tokio::time::sleep(TICKET / 2).await;
-    engine.renew(&keeps).await;
+    // Also on a server that is out of memory: who waits is not sent away.
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    let kept = engine.renew(&keeps).await;
+    server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(kept.iter().all(|kept| matches!(kept, Ok(Standing::Queued(_)))), "{kept:?}");
     tokio::time::sleep(TICKET * 6 / 10).await;
 
     assert_eq!(ask(&joined[3]).await.ahead, Some(1), "the dead was counted");

@@ -65,9 +65,11 @@ for i = 5, #ARGV, 2 do
       -- Whatever is strange goes the long way, which says so.
       if type(ticket) == 'string' and tonumber(ticket) == tonumber(argument)
         and type(alive) == 'string' and tonumber(alive) > now then
+        -- First what needs no memory: a server that is out of it lets the rest
+        -- pass then, and who waits is not sent away.
+        try('PEXPIRE', Q, $QUEUE)
         local done = try('ZADD', E, 'GT', now + $TICKET, claim)
         if type(done) ~= 'table' then
-          try('PEXPIRE', Q, $QUEUE)
           try('PEXPIRE', E, $QUEUE)
           try('PEXPIRE', K .. ':t', $QUEUE)
           local ahead = head == claim and 0 or try('ZRANK', Q, claim)

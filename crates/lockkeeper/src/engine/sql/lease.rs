@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::future::join_all;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::config::Sql;
 use super::desk::Workers;
@@ -26,6 +28,9 @@ use crate::token::Token;
 const CAVEAT: &str = "a failover to a replica that had not received them may forget the latest \
                       grants and tokens, and a step of the database's clock ends leases early or \
                       late";
+
+/// How much later than the first an answer may be to one of several renewals.
+const LATE: Duration = Duration::from_millis(400);
 
 /// How soon a claim asks again that began to wait before we listened.
 const CATCH_UP: Duration = Duration::from_millis(100);
@@ -171,7 +176,7 @@ impl Engine for LeaseEngine {
             1 => steps.into_iter().for_each(|step| self.workers.ask(step)),
             _ => self.workers.ask_together(steps),
         }
-        let answers = join_all(answers).await;
+        let answers = all_but_late(answers).await;
         let standing =
             |(keep, done): (&Keep, Result<Done>)| self.standing(&keep.claim, sent, done?);
         batch.iter().zip(answers).map(standing).collect()
@@ -236,6 +241,26 @@ impl Engine for LeaseEngine {
         self.ears.close();
         self.workers.close(by).await;
         Ok(())
+    }
+}
+
+/// The answers to what was asked together. A name that somebody else keeps
+/// locked is waited for by itself; the others' answers do not wait for that.
+async fn all_but_late(answers: Vec<impl Future<Output = Result<Done>>>) -> Vec<Result<Done>> {
+    let late = || Error::new(ErrorKind::Unknown, "somebody else has the row of the name locked");
+    let mut done: Vec<Result<Done>> = answers.iter().map(|_| Err(late())).collect();
+    let numbered = answers.into_iter().enumerate();
+    let mut waiting: FuturesUnordered<_> =
+        numbered.map(|(number, answer)| async move { (number, answer.await) }).collect();
+    let mut until = None;
+    loop {
+        let next = match until {
+            None => waiting.next().await,
+            Some(until) => tokio::time::timeout_at(until, waiting.next()).await.unwrap_or(None),
+        };
+        let Some((number, answer)) = next else { return done };
+        done[number] = answer;
+        until.get_or_insert_with(|| Instant::now() + LATE);
     }
 }
 

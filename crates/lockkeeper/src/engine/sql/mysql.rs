@@ -186,7 +186,13 @@ impl MysqlConnection {
              sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', \
              innodb_lock_wait_timeout = {lock_wait}{limits}"
         );
-        self.batch(&session).await.map(drop)
+        self.batch(&session).await?;
+        if self.maria {
+            // What was true before the last commit is of no use. Servers that
+            // are built without such a cache do not know the setting.
+            let _ = self.batch("SET SESSION query_cache_type = OFF").await;
+        }
+        Ok(())
     }
 }
 

@@ -52,8 +52,17 @@ impl Phrase {
     #[cfg(feature = "mysql")]
     pub(super) const QUESTIONS: &[Phrase] = &[Phrase::Lock, Phrase::Claims];
 
-    /// What it is called once it is prepared.
-    pub(super) fn name(self) -> &'static str {
+    /// What it is called once it is prepared. Behind a pooler a session may
+    /// have what others prepared: the name stands for the very statement, so
+    /// that nobody is served from the tables of another prefix.
+    fn name(self, sql: &Sql) -> String {
+        // FNV-1a: not secret, and the same in every build.
+        let hash = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        let mark = self.template(sql).bytes().fold(0xcbf2_9ce4_8422_2325, hash);
+        format!("{}_{mark:016x}", self.word())
+    }
+
+    fn word(self) -> &'static str {
         match self {
             Phrase::Lock => "lockkeeper_lock",
             Phrase::Claims => "lockkeeper_claims",
@@ -106,7 +115,7 @@ impl Phrase {
     /// that has some prepared.
     pub(super) fn with(self, sql: &Sql, prepared: &[Phrase], values: &[String]) -> String {
         if prepared.contains(&self) {
-            return sql.dialect.execute(self.name(), &values.join(", "));
+            return sql.dialect.execute(&self.name(sql), &values.join(", "));
         }
         let template = self.template(sql);
         let mut out = String::with_capacity(template.len() + 256);
@@ -125,7 +134,27 @@ impl Phrase {
 
 /// What prepares a connection for operations.
 pub(super) fn prepare(sql: &Sql, phrases: &[Phrase]) -> String {
-    let prepare = |phrase: &Phrase| sql.dialect.prepare(phrase.name(), &phrase.template(sql));
+    let prepare = |phrase: &Phrase| sql.dialect.prepare(&phrase.name(sql), &phrase.template(sql));
     let all: Vec<String> = phrases.iter().map(prepare).collect();
     all.join("; ")
+}
+
+#[cfg(all(test, feature = "postgres"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_stands_for_one_statement() {
+        let at = |prefix: &str| {
+            let url = format!("postgres://u@h/db?prefix={prefix}");
+            Sql::parse(&url).expect("a URL")
+        };
+        let (one, other) = (at("prod_"), at("stage_"));
+        for phrase in Phrase::ALL {
+            assert_ne!(phrase.name(&one), phrase.name(&other), "shared by two prefixes");
+            assert_eq!(phrase.name(&one), phrase.name(&at("prod_")));
+            // What PostgreSQL cuts off would not be told apart.
+            assert!(phrase.name(&one).len() < 64);
+        }
+    }
 }

@@ -398,8 +398,9 @@ fn told(error: tokio_postgres::Error) -> Fault {
         "42501" => Class::Forbidden,
         // Starting or stopping.
         "57P03" => Class::NotNow,
-        // No such prepared statement: the session is not the one we prepared.
-        "26000" => Class::Refused(ErrorKind::Unsupported),
+        // No such prepared statement, or one more than we made: the session is
+        // not the one we prepared.
+        "26000" | "42P05" => Class::Refused(ErrorKind::Unsupported),
         // Unknown column, a value of another type.
         "42703" | "42804" | "23502" => Class::Refused(ErrorKind::Invalid),
         "53300" => Class::Full,
@@ -412,7 +413,7 @@ fn told(error: tokio_postgres::Error) -> Fault {
     };
     let text = match code {
         "53300" => "the server has no connection left".to_owned(),
-        "26000" => super::fault::POOLED.to_owned(),
+        "26000" | "42P05" => super::fault::POOLED.to_owned(),
         code => format!("the server says: {} ({code})", server.message()),
     };
     Fault::new(class, text).because(error)

@@ -76,7 +76,7 @@ fn break_now_frees_at_once_and_says_what_that_risks() {
 #[test]
 fn a_lock_that_is_freed_at_once_leaves_no_grace() {
     let place = Place::new();
-    let words = ["run", "--kill-after", "60s", "x", "sh", "-c", STUBBORN];
+    let words = ["run", "--lease", "5m", "--kill-after", "1m", "x", "sh", "-c", STUBBORN];
     let holder = Running::start(place.lockkeeper(&words));
     let tree = [place.pid("child.pid"), place.pid("grandchild.pid")];
     let start = Instant::now();
@@ -84,7 +84,7 @@ fn a_lock_that_is_freed_at_once_leaves_no_grace() {
     for pid in tree {
         until_dead(pid);
     }
-    // The lease would have lasted for thirty seconds.
+    // The grace would have lasted for a minute.
     assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     let said = holder.end();
     assert_eq!(said.code, 79, "{said:?}");

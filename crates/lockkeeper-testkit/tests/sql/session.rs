@@ -43,6 +43,52 @@ async fn transaction_pooling_is_refused_and_session_pooling_is_not() {
     }
 }
 
+/// Leases work on any session, but ours are prepared: whoever gets one that
+/// another prefix prepared is refused, and never served from its tables.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prefixes_behind_a_pooler_do_not_share_tables() {
+    let place = Place::new(Flavour::Postgres, Strategy::Lease);
+    let refused = |error: lockkeeper::Error| {
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.to_string().contains("session mode"), "{error}");
+    };
+    for round in 0..6 {
+        // Its sessions are new, so both can prepare; then they are mixed up.
+        let pooler = Pooler::start(place.server.port(), "transaction");
+        let connect = async |prefix: &str| {
+            Keeper::connect(&format!("{}&prefix={prefix}", place.url_at(pooler.port))).await
+        };
+        let (Ok(prod), Ok(stage)) = tokio::join!(connect("prod_"), connect("stage_")) else {
+            continue;
+        };
+        // Whether it could be locked, and given back soon.
+        let lock = async |keeper: &Keeper, name: String| {
+            let mutex = keeper.mutex(name).with_options(lease(1000));
+            match mutex.lock().await {
+                Ok(guard) => {
+                    let released = tokio::time::timeout(Duration::from_secs(1), guard.release());
+                    matches!(released.await, Ok(Ok(_)))
+                }
+                Err(error) => {
+                    refused(error);
+                    false
+                }
+            }
+        };
+        for number in 0..20 {
+            let name = |prefix: &str| format!("{prefix}{round}-{number}");
+            let locked = tokio::join!(lock(&prod, name("prod_")), lock(&stage, name("stage_")));
+            if locked != (true, true) {
+                break;
+            }
+        }
+    }
+    for (prefix, other) in [("prod_", "stage_"), ("stage_", "prod_")] {
+        let strays = format!("SELECT count(*) FROM {prefix}names WHERE name LIKE '{other}%'");
+        assert_eq!(place.sql(&strays), "0", "names of {other} are in {prefix}names");
+    }
+}
+
 /// A PgBouncer in front of a server.
 struct Pooler {
     port: u16,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::engine::{Belief, Claim, Event, Intent, Keep, Release, Revoke, Standing, TICKET};
-use lockkeeper::{Clock, ErrorKind, LockName, Token};
+use lockkeeper::{Clock, ErrorKind, Token};
 use lockkeeper_testkit::server::RedisServer;
 
 use crate::counts::{claim, open};
@@ -92,20 +92,21 @@ async fn the_dead_at_the_head_are_passed_over() {
 async fn a_short_cut_is_no_way_around_the_rules() {
     let server = RedisServer::start();
     let (engine, mut pushed) = open(&server, 6).await;
-    let brief = |number, max_waiters| {
+    let brief = |number, name: &str| {
+        let mut claim = Claim::clone(&claim(6, number, name));
+        claim.lease = Duration::from_millis(500);
+        claim
+    };
+    let long = |number| {
         let mut claim = Claim::clone(&claim(6, number, "rules"));
-        (claim.lease, claim.max_waiters) = (Duration::from_millis(400), max_waiters);
+        claim.max_waiters = 1;
         claim
     };
     let ask = async |claim: &Claim| engine.acquire(claim, Intent::Queue, Token::ZERO).await;
-    let (holder, waiter) = (brief(0, 1), brief(1, 1));
+    let (holder, waiter) = (long(0), long(1));
     let Ok(Standing::Held(grant)) = ask(&holder).await else { panic!("not granted") };
-    let asked_at = Clock::system().now();
     let Ok(Standing::Queued(place)) = ask(&waiter).await else { panic!("not queued") };
-    let look = place.renew_at.since(asked_at);
-    assert!(look <= Duration::from_millis(400), "looks after {look:?}, past the lease's end");
-
-    let full = ask(&brief(2, 1)).await.unwrap_err();
+    let full = ask(&long(2)).await.unwrap_err();
     assert_eq!(full.kind(), ErrorKind::TooMany, "{full}");
 
     let token = grant.token.map(|token| Token::new(token.get() - 1));
@@ -116,28 +117,34 @@ async fn a_short_cut_is_no_way_around_the_rules() {
         assert!(matches!(stale, Standing::Gone(_)), "renewed with a token of before: {stale:?}");
     }
     let belief = Belief::Queued { ticket: place.ticket + 1 };
-    let keep = Keep { claim: Arc::new(waiter.clone()), belief, floor: Token::ZERO };
+    let keep = Keep { claim: Arc::new(waiter), belief, floor: Token::ZERO };
     let stale = engine.renew(&[keep]).await.remove(0).unwrap();
     assert!(matches!(stale, Standing::Gone(_)), "beaten with a ticket of before: {stale:?}");
 
+    // The first in line looks when the lease ends, which is before its beat.
+    let (holder, waiter) = (brief(3, "brief"), brief(4, "brief"));
+    ask(&holder).await.unwrap();
+    let asked_at = Clock::system().now();
+    let Ok(Standing::Queued(place)) = ask(&waiter).await else { panic!("not queued") };
+    let look = place.renew_at.since(asked_at);
+    assert!(look < Duration::from_millis(600), "looks after {look:?}, past the lease's end");
     // The lease is over: whoever comes next passes the name on, to the first.
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    let last = ask(&brief(3, 9)).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    let last = ask(&brief(5, "brief")).await.unwrap();
     assert!(matches!(last, Standing::Queued(_)), "{last:?}");
     let heard = tokio::time::timeout(Duration::from_secs(2), pushed.recv()).await;
     let Ok(Some(Event::HandedOver { claim, .. })) = heard else { panic!("{heard:?}") };
     assert_eq!(claim, waiter.id);
 
     // A lease that is over, and one that was broken, are not renewed.
-    for (number, name) in [(4, "over"), (5, "broken")] {
-        let mut claim = brief(number, 1);
-        claim.name = LockName::new(name).unwrap();
+    for (number, name) in [(6, "over"), (7, "broken")] {
+        let claim = brief(number, name);
         let Ok(Standing::Held(grant)) = ask(&claim).await else { panic!("not granted") };
         if name == "broken" {
             let holder = engine.inspect(&claim.name).await.unwrap().holders.remove(0);
             engine.revoke(&claim.name, &holder, Revoke::Orderly, "deploy").await.unwrap();
         } else {
-            tokio::time::sleep(Duration::from_millis(500)).await;
+            tokio::time::sleep(Duration::from_millis(600)).await;
         }
         let belief = Belief::Held { token: grant.token };
         let keep = Keep { claim: Arc::new(claim), belief, floor: Token::ZERO };

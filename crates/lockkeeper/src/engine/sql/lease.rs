@@ -299,6 +299,23 @@ fn unexpected(outcome: &Outcome) -> Error {
 mod tests {
     use super::*;
 
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_late_keeps_no_other_back() {
+        let done = || Ok(Done { outcome: Outcome::Found(Found::Held), now: crate::model::Time(1) });
+        let after = |millis| async move {
+            tokio::time::sleep(Duration::from_millis(millis)).await;
+            done()
+        };
+        let start = Instant::now();
+        // A slow database is waited for; what comes long after its first answer is not.
+        let answers = all_but_late(vec![after(5_000), after(900), after(1_000)]).await;
+        assert_eq!(start.elapsed(), Duration::from_millis(1_300));
+        assert!(answers[1].is_ok() && answers[2].is_ok());
+        let late = answers[0].as_ref().expect_err("it was not waited for");
+        assert_eq!(late.kind(), ErrorKind::Unknown, "it may have been done all the same");
+        assert_eq!(all_but_late(vec![after(5_000)]).await.len(), 1);
+    }
+
     #[test]
     fn renewals_fall_into_one_rhythm_and_are_never_later() {
         let start = Moment::from_nanos(7_000_000_123);

@@ -230,7 +230,7 @@ async fn idle_waiters_for_many_names_cost_what_one_does() {
     for flavour in Flavour::ALL {
         let counted = Counted::start(flavour);
         let mut rates = Vec::new();
-        for names in [1, 100] {
+        for names in [1, 10, 100] {
             let url = counted.0.url(&counted.0.database());
             let (holder, waiter) =
                 (Keeper::connect(&url).await.unwrap(), Keeper::connect(&url).await.unwrap());
@@ -259,7 +259,8 @@ async fn idle_waiters_for_many_names_cost_what_one_does() {
             waiters.iter().for_each(|waiter| waiter.abort());
             drop(guards);
         }
-        println!("{flavour:?}: statements a second for 1 and 100 names: {rates:.1?}");
-        assert!(rates[1] < rates[0] * 2.0 + 10.0, "{flavour:?}: {rates:?}");
+        println!("{flavour:?}: statements a second for 1, 10 and 100 names: {rates:.1?}");
+        let most = rates[0] * 2.0 + 10.0;
+        assert!(rates.iter().all(|&rate| rate < most), "{flavour:?}: {rates:?}");
     }
 }

@@ -40,7 +40,7 @@ pub(crate) use acquire::backoff;
 use entry::Entry;
 pub(crate) use flight::limited;
 use flight::{Done, Flight, Pace};
-use keep::Shard;
+use keep::{Rhythm, Shard};
 use line::Line;
 use link::{Footprint, Link, Message, Tally};
 
@@ -71,6 +71,7 @@ pub(crate) struct Driver {
     /// Per name, the acquisitions of this keeper that do not hold yet, in order.
     waiting: HashMap<LockName, Line>,
     shards: HashMap<u32, Shard>,
+    rhythm: Rhythm,
     /// When to look at which entry.
     wakes: BTreeSet<(Moment, u64)>,
     flights: FuturesUnordered<Flight>,
@@ -114,6 +115,7 @@ impl Driver {
             info,
             keeper: seat.keeper,
             alarm: Alarm::new(&seat.clock)?,
+            rhythm: Rhythm(seat.clock.now()),
             clock: seat.clock,
             link: Arc::downgrade(&link),
             inbox,

@@ -257,7 +257,7 @@ async fn a_hundred_names_are_kept_alive_by_a_handful_of_commands() {
     let (before, _) = scripts(&server);
     tokio::time::sleep(LOOK).await;
     let (after, _) = scripts(&server);
-    assert!(guards.iter().all(lockkeeper::Guard::is_held));
+    assert!(guards.iter().all(|guard| guard.is_held()));
     println!("{} commands in {LOOK:?} for 100 grants and 100 places", after - before);
     // Two for the places and two for the grants at every beat; one each for
     // every name would be hundreds.

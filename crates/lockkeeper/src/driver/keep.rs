@@ -34,7 +34,7 @@ impl Rhythm {
         }
         let beats = at.since(self.0).as_nanos() / Self::STEP.as_nanos();
         let beat = self.0 + Self::STEP * u32::try_from(beats).unwrap_or(0);
-        if beat.since(now) < Self::STEP / 2 { at } else { beat }
+        if beat.since(now) < Self::STEP / 12 { at } else { beat }
     }
 }
 
@@ -317,18 +317,18 @@ mod tests {
     fn renewals_fall_into_one_rhythm_and_are_never_later() {
         let rhythm = Rhythm(Moment::from_nanos(7_000_000_123));
         let at = |millis| rhythm.0 + Duration::from_millis(millis);
-        for every in [650, 3_333, 10_000] {
-            let mut now = at(123);
-            let mut off = 0;
+        let starts = (0..600).step_by(7);
+        for (start, every) in starts.flat_map(|at| [650, 1_000, 10_000].map(|every| (at, every))) {
+            let (mut now, mut off) = (at(start), 0);
             for _ in 0..50 {
                 let renew_at = now + Duration::from_millis(every);
                 let beat = rhythm.at_or_before(renew_at, now + Duration::from_millis(20));
-                assert!(beat > now && beat <= renew_at, "every {every} ms");
+                assert!(beat > now && beat <= renew_at, "from {start} every {every} ms");
                 off += u32::from(beat.since(rhythm.0).as_nanos() % Rhythm::STEP.as_nanos() != 0);
                 now = beat;
             }
             // Off the beat at most once, on the way into it.
-            assert!(off <= 1, "every {every} ms: off the beat {off} times");
+            assert!(off <= 1, "from {start} every {every} ms: off the beat {off} times");
         }
         // What is due before the next beat is looked at in time.
         assert_eq!(rhythm.at_or_before(at(400), at(150)), at(400));

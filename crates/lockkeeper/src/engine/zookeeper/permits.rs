@@ -379,7 +379,7 @@ async fn look(session: &Session, dir: &str) -> Answer<Room> {
     };
     let noted = above?.is_some_and(|stat| stat.data_length > 0);
     let closed = match noted {
-        true => session.closed_for(dir, leases.iter().map(String::as_str)).await?,
+        true => session.closed_for(dir, &View::of(leases.clone()), None).await?,
         false => Duration::ZERO,
     };
     Ok(Room { capacity, leases, closed })

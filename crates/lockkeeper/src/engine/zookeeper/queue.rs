@@ -134,7 +134,7 @@ impl Inner {
             self.give_up(claim.id).await;
             return Err(error.into());
         }
-        let closed = self.closed(session, &dir, &view).await?;
+        let closed = closed(session, &dir, &view, &own).await?;
         let blocker = view.blocker(position);
         if blocker.is_none() && closed.is_zero() {
             session.arm(&dir, layout::last(&own.path), claim).await?;
@@ -162,14 +162,6 @@ impl Inner {
             entry.waiting = Some(waiting);
         });
         Ok(self.place(claim, session, sent, (ticket, ahead)))
-    }
-
-    /// For how long nobody is let in, although nobody holds.
-    async fn closed(&self, session: &Session, dir: &str, view: &View) -> Answer<Duration> {
-        if !view.noted {
-            return Ok(Duration::ZERO);
-        }
-        session.closed_for(dir, view.line.iter().map(|child| child.node.as_str())).await
     }
 
     /// Waits until the claim behind a node has its turn, and hands it over.
@@ -226,7 +218,7 @@ impl Inner {
         dir: &str,
         view: &View,
     ) -> Answer<Duration> {
-        let closed = self.closed(session, dir, view).await?;
+        let closed = closed(session, dir, view, own).await?;
         let claim = self.mine.with(id, |entry| entry.claim.clone());
         if let Some(claim) = claim.filter(|_| closed.is_zero()) {
             session.arm(dir, layout::last(&own.path), &claim).await?;
@@ -339,6 +331,14 @@ impl Session {
                 return;
             }
         }
+    }
+}
+
+/// For how long nobody is let in, although nobody holds.
+async fn closed(session: &Session, dir: &str, view: &View, own: &Node) -> Answer<Duration> {
+    match view.noted {
+        true => session.closed_for(dir, view, Some(layout::last(&own.path))).await,
+        false => Ok(Duration::ZERO),
     }
 }
 

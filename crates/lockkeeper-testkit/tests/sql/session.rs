@@ -89,6 +89,21 @@ async fn prefixes_behind_a_pooler_do_not_share_tables() {
     }
 }
 
+/// Two who prepare the same are given one session: the second is told why it
+/// cannot.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_another_prepared_is_refused() {
+    let place = Place::new(Flavour::Postgres, Strategy::Lease);
+    let pooler = Pooler::start(place.server.port(), "transaction");
+    let url = place.url_at(pooler.port);
+    let first = Keeper::connect(&url).await.unwrap();
+    let error = Keeper::connect(&url).await.expect_err("it shares a session with the first");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("session mode"), "{error}");
+    assert!(format!("{error:?}").contains("42P05"), "refused for another reason: {error:?}");
+    drop(first);
+}
+
 /// A PgBouncer in front of a server.
 struct Pooler {
     port: u16,

@@ -315,11 +315,16 @@ impl ZooKeeper {
 
     /// The members, for people.
     pub(super) fn hosts(&self) -> String {
-        let place = |(host, port): &(String, u16)| match host.contains(':') {
-            true => format!("[{host}]:{port}"),
-            false => format!("{host}:{port}"),
-        };
-        self.members.iter().map(place).collect::<Vec<_>>().join(",")
+        let places = self.members.iter().map(|(host, port)| place(host, *port));
+        places.collect::<Vec<_>>().join(",")
+    }
+}
+
+/// Where a member is.
+pub(super) fn place(host: &str, port: u16) -> String {
+    match host.contains(':') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
     }
 }
 

@@ -478,9 +478,9 @@ mod tests {
         let write = Claim { lease, ..claim(1, Mode::Write) };
         granted(&mut record, &write, start);
         // A reader that is granted, and then falls silent like its writer.
-        let late = start + lease - MINUTE;
+        let late = start + (lease - MINUTE);
         granted(&mut record, &Claim { under: Some(write.id), ..claim(2, Mode::Read) }, late);
-        assert!(!record.is_forgettable(late + Record::RETENTION - MINUTE), "used a day ago");
+        assert!(!record.is_forgettable(late + (Record::RETENTION - MINUTE)), "used a day ago");
         assert!(record.is_forgettable(late + Record::RETENTION));
     }
 }

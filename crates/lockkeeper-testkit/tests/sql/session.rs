@@ -238,6 +238,31 @@ async fn a_server_that_only_reads_and_foreign_tables_are_told() {
     }
 }
 
+/// A forgotten name that readers use first still goes on above its tokens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_do_not_hide_the_tokens_of_a_forgotten_name() {
+    for flavour in Flavour::ALL {
+        let place = Place::new(flavour, Strategy::Session);
+        let keeper = place.keeper().await;
+        // As if it had been granted by a clock that was a century ahead.
+        let last = 5_000_000_000_000_000;
+        place.sql(&format!(
+            "INSERT INTO lockkeeper_session_tokens (name, token, used) \
+             VALUES ('', {last}, '2026-01-01 00:00:00')"
+        ));
+        let lock = keeper.rwlock("again").with_options(lease(5000));
+        for _ in 0..2 {
+            drop(lock.read().await.unwrap());
+            assert_eq!(keeper.status("again").await.unwrap().token, None, "{place:?}");
+        }
+        let first = lock.write().await.unwrap().token();
+        assert!(first.get() > last, "{place:?}: {first}");
+        drop(lock.read().await.unwrap());
+        assert_eq!(keeper.status("again").await.unwrap().token, Some(first), "{place:?}");
+        assert!(lock.write().await.unwrap().token() > first, "{place:?}");
+    }
+}
+
 /// Names that people or collations might take for one another are different.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn names_that_look_alike_are_different() {

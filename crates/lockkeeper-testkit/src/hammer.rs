@@ -46,22 +46,33 @@ impl Hammer {
     /// Lets all processes hammer the names on the engine at `url`, and puts
     /// their histories together.
     pub async fn on(&self, url: &str, seed: u64) -> History {
-        let mut threads = Vec::new();
-        for process in 0..self.processes {
-            let (hammer, url) = (self.clone(), url.to_owned());
-            threads.push(tokio::task::spawn_blocking(move || {
-                let mut worker = Worker::start(&hammer.program, &url);
-                worker.send(&hammer.order(seed + process));
-                let entries = worker.entries(hammer.limit);
+        let workers = self.start(url).await;
+        self.swing(workers, seed).await
+    }
+
+    /// Starts the processes, and waits until all are connected.
+    async fn start(&self, url: &str) -> Vec<Worker> {
+        let each = (0..self.processes).map(|_| {
+            let (program, url) = (self.program.clone(), url.to_owned());
+            tokio::task::spawn_blocking(move || Worker::start(program, &url))
+        });
+        let workers = futures_util::future::join_all(each).await;
+        workers.into_iter().map(|worker| worker.expect("a worker")).collect()
+    }
+
+    /// Lets them hammer, and ends them.
+    async fn swing(&self, workers: Vec<Worker>, seed: u64) -> History {
+        let each = (seed..).zip(workers).map(|(seed, mut worker)| {
+            let (order, limit) = (self.order(seed), self.limit);
+            tokio::task::spawn_blocking(move || {
+                worker.send(&order);
+                let entries = worker.entries(limit);
                 worker.finish();
                 entries
-            }));
-        }
-        let mut entries = Vec::new();
-        for thread in threads {
-            entries.extend(thread.await.expect("a worker"));
-        }
-        History::new(entries)
+            })
+        });
+        let entries = futures_util::future::join_all(each).await;
+        History::new(entries.into_iter().flat_map(|entries| entries.expect("a worker")))
     }
 
     /// The same on an engine that is reached through `proxy`, which cuts all
@@ -74,6 +85,8 @@ impl Hammer {
         proxy: &Proxy,
         pauses: Range<u64>,
     ) -> (History, u32) {
+        // Workers that cannot even connect would tell us nothing.
+        let workers = self.start(url).await;
         let mut random = fastrand::Rng::with_seed(seed);
         let mut cuts = 0;
         let cutting = async {
@@ -84,7 +97,7 @@ impl Hammer {
             }
         };
         let history = tokio::select! {
-            history = self.on(url, seed) => history,
+            history = self.swing(workers, seed) => history,
             () = cutting => unreachable!("nobody ends it"),
         };
         (history, cuts)

@@ -419,7 +419,8 @@ async fn assemble(
         }
     })?;
     let cells: CellWatch = Arc::new(StdMutex::new(HashMap::new()));
-    let parts = Parts { engine, seat, events: pushed, cells: cells.clone() };
+    let parts =
+        Parts { engine, seat, events: pushed, cells: cells.clone(), own_thread: thread.is_some() };
     let (driver, link) = Driver::new(parts)?;
     let inner = Inner { link, cells, about: about_us(), terms: OnceLock::new(), thread };
     Ok((driver, Keeper(Arc::new(inner))))

@@ -122,7 +122,19 @@ pub async fn lock_delay_follows_a_failed_holder_only(stage: &Stage) {
     let start = Instant::now();
     let limit = stage.short_lease() + delay + Duration::from_secs(4);
     let next = two.mutex(&name).with_options(stage.options());
-    let next = within(limit, "following a failed holder", next.lock()).await.unwrap();
+    let next = within(limit, "following a failed holder", async {
+        let mut next = std::pin::pin!(next.lock());
+        loop {
+            tokio::select! {
+                next = &mut next => return next.unwrap(),
+                status = stage.status(&name) => {
+                    let wrong = !status.closed_for.is_zero() && !status.holders.is_empty();
+                    assert!(!wrong, "somebody holds a closed name: {status:?}");
+                }
+            }
+        }
+    });
+    let next = next.await;
     let waited = start.elapsed();
     let least = stage.short_lease() + delay - Duration::from_millis(100);
     assert!(waited >= least, "followed after {waited:?}, before {least:?}");

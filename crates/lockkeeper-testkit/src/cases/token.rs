@@ -86,16 +86,21 @@ pub async fn re_entry_keeps_the_token(stage: &Stage) {
     assert_eq!(one.unwrap().token(), two.unwrap().token());
 }
 
-/// Who shares has no place in an order, so no number to show for it.
+/// Who shares has no place in an order, so no number to show for it; nor has
+/// a name that nobody has had for himself yet.
 pub async fn readers_and_permits_have_no_token(stage: &Stage) {
     let keeper = stage.keeper().await;
     if !stage.refuses(Kind::ReadWrite).await {
-        let lock = keeper.rwlock(stage.name("no-token")).with_options(stage.options());
+        let name = stage.name("no-token");
+        let lock = keeper.rwlock(&name).with_options(stage.options());
         let read = lock.read().await.unwrap();
         assert_eq!(read.token(), None);
+        let status = stage.status(&name).await;
+        assert_eq!((status.token, status.holders[0].token), (None, None), "{status:?}");
         drop(read);
         let write = lock.write().await.unwrap();
         let token = write.token();
+        assert_eq!(stage.status(&name).await.token, Some(token));
         let read = write.downgrade().await.unwrap();
         assert_eq!(read.token(), Some(token), "stepping down keeps the token");
     }
@@ -103,8 +108,9 @@ pub async fn readers_and_permits_have_no_token(stage: &Stage) {
         let name = stage.name("no-token");
         let permit = keeper.semaphore(&name, 2).with_options(stage.options()).acquire().await;
         let permit = permit.unwrap();
-        assert_eq!(stage.status(&name).await.holders[0].token, None);
-        assert_eq!(stage.status(&name).await.holders[0].claim, permit.claim_id());
+        let status = stage.status(&name).await;
+        assert_eq!((status.token, status.holders[0].token), (None, None), "{status:?}");
+        assert_eq!(status.holders[0].claim, permit.claim_id());
     }
 }
 

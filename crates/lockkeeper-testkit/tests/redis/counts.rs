@@ -6,7 +6,9 @@ use std::time::Duration;
 use lockkeeper::engine::{
     About, Belief, Claim, Event, Events, Found, Intent, Keep, Mode, Release, Seat, Standing,
 };
-use lockkeeper::{ClaimId, Clock, Engine, ErrorKind, Keeper, KeeperId, LockName, Token};
+use lockkeeper::{
+    ClaimId, Clock, Engine, ErrorKind, Keeper, KeeperId, LockName, LockOptions, Token,
+};
 use lockkeeper_testkit::eventually;
 use lockkeeper_testkit::server::RedisServer;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -230,4 +232,36 @@ async fn a_hand_over_costs_the_same_with_ten_thousand_waiters() {
         cost.push(best);
     }
     assert!(cost[1] <= 2.0 * cost[0], "{cost:?}");
+}
+
+/// What many names need to be kept alive leaves together, whenever each of
+/// them was asked for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_names_are_kept_alive_by_a_handful_of_commands() {
+    const LOOK: Duration = Duration::from_secs(3);
+    let server = RedisServer::start();
+    let holder = Keeper::connect(&server.url()).await.unwrap();
+    let waiter = Keeper::connect(&server.url()).await.unwrap();
+    let (mut guards, mut waiters) = (Vec::new(), Vec::new());
+    for name in 0..100 {
+        let options = LockOptions::default().with_lease(Duration::from_secs(3));
+        let mutex = holder.mutex(format!("{name}")).with_options(options);
+        guards.push(mutex.lock().await.unwrap());
+        let mutex = waiter.mutex(format!("{name}"));
+        waiters.push(tokio::spawn(async move { mutex.lock().await.map(drop) }));
+        // Nothing of what follows is due at the same time by itself.
+        tokio::time::sleep(Duration::from_millis(9)).await;
+    }
+    // Everybody has found into the rhythm after a beat or two.
+    let beaten = async || waiter.tally().await.unwrap().beats >= 300;
+    assert!(eventually(Duration::from_secs(5), beaten).await, "nobody waits");
+    let (before, _) = scripts(&server);
+    tokio::time::sleep(LOOK).await;
+    let (after, _) = scripts(&server);
+    assert!(guards.iter().all(|guard| guard.is_held()));
+    println!("{} commands in {LOOK:?} for 100 grants and 100 places", after - before);
+    // Two for the places and two for the grants at every beat; one each for
+    // every name would be hundreds.
+    assert!(after - before <= 60, "{} commands in {LOOK:?}", after - before);
+    waiters.iter().for_each(|waiter| waiter.abort());
 }

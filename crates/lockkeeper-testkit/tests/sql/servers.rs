@@ -1,6 +1,10 @@
 //! That the servers of these tests are what they are said to be.
 
+use std::sync::Arc;
+
 use lockkeeper_testkit::sql::{Flavour, Settings, SqlServer};
+
+use crate::kit::{Place, Strategy, lease, locked};
 
 const COUNT: &str = "SELECT count(*) FROM t";
 
@@ -60,5 +64,43 @@ fn a_server_with_tls_lets_nobody_in_without() {
         };
         assert!(["YES", "on"].contains(&server.sql("", asked).as_str()));
         assert!(server.folder().join("cert.pem").exists());
+    }
+}
+
+/// A server that keeps old answers to questions keeps none of ours: what was
+/// true before the last commit is of no use.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_question_of_ours_is_answered_from_a_cache() {
+    let settings = vec!["query_cache_type=1".to_owned(), "query_cache_size=1M".to_owned()];
+    let settings = Settings { settings, ..Settings::default() };
+    let server = Arc::new(SqlServer::with(Flavour::MariaDb, settings));
+    let count = |what: &str| -> u64 {
+        let row = server.sql("", &format!("SHOW GLOBAL STATUS LIKE 'Qcache_{what}'"));
+        row.split_whitespace().last().and_then(|text| text.parse().ok()).expect("a number")
+    };
+    // It keeps those of others.
+    let others = server.database();
+    server.sql(&others, "CREATE TABLE t (n int)");
+    for _ in 0..2 {
+        server.sql(&others, COUNT);
+    }
+    assert!(count("hits") > 0, "the server keeps nothing");
+    for strategy in Strategy::ALL {
+        let place = Place::on(server.clone(), strategy);
+        let (one, two) = (place.keeper().await, place.keeper().await);
+        let kept = count("inserts");
+        for _ in 0..5 {
+            let guard = locked(&one, "asked", lease(1000)).await;
+            guard.verify().await.unwrap();
+            assert!(two.mutex("asked").try_lock().await.unwrap().is_none());
+            assert_eq!(two.status("asked").await.unwrap().holders.len(), 1);
+            two.list("", None, 10).await.unwrap();
+            let waiting = two.mutex("asked").with_options(lease(1000));
+            let waiting = tokio::spawn(async move { waiting.lock().await });
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            let _ = guard.release().await.unwrap();
+            let _ = waiting.await.unwrap().unwrap().release().await.unwrap();
+        }
+        assert_eq!(count("inserts"), kept, "{strategy:?}: answers were kept");
     }
 }

@@ -89,6 +89,21 @@ async fn prefixes_behind_a_pooler_do_not_share_tables() {
     }
 }
 
+/// Two who prepare the same are given one session: the second is told why it
+/// cannot.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_another_prepared_is_refused() {
+    let place = Place::new(Flavour::Postgres, Strategy::Lease);
+    let pooler = Pooler::start(place.server.port(), "transaction");
+    let url = place.url_at(pooler.port);
+    let first = Keeper::connect(&url).await.unwrap();
+    let error = Keeper::connect(&url).await.expect_err("it shares a session with the first");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("session mode"), "{error}");
+    assert!(format!("{error:?}").contains("42P05"), "refused for another reason: {error:?}");
+    drop(first);
+}
+
 /// A PgBouncer in front of a server.
 struct Pooler {
     port: u16,
@@ -220,6 +235,31 @@ async fn a_server_that_only_reads_and_foreign_tables_are_told() {
         assert_eq!(kind, ErrorKind::Invalid, "{text}");
         assert!(text.contains("prefix="), "{text}");
         assert_eq!(place.sql("SELECT id FROM lockkeeper_session_tokens"), "7");
+    }
+}
+
+/// A forgotten name that readers use first still goes on above its tokens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_do_not_hide_the_tokens_of_a_forgotten_name() {
+    for flavour in Flavour::ALL {
+        let place = Place::new(flavour, Strategy::Session);
+        let keeper = place.keeper().await;
+        // As if it had been granted by a clock that was a century ahead.
+        let last = 5_000_000_000_000_000;
+        place.sql(&format!(
+            "INSERT INTO lockkeeper_session_tokens (name, token, used) \
+             VALUES ('', {last}, '2026-01-01 00:00:00')"
+        ));
+        let lock = keeper.rwlock("again").with_options(lease(5000));
+        for _ in 0..2 {
+            drop(lock.read().await.unwrap());
+            assert_eq!(keeper.status("again").await.unwrap().token, None, "{place:?}");
+        }
+        let first = lock.write().await.unwrap().token();
+        assert!(first.get() > last, "{place:?}: {first}");
+        drop(lock.read().await.unwrap());
+        assert_eq!(keeper.status("again").await.unwrap().token, Some(first), "{place:?}");
+        assert!(lock.write().await.unwrap().token() > first, "{place:?}");
     }
 }
 

@@ -8,7 +8,7 @@ use lockkeeper_testkit::proxy::{Proxy, Weather};
 use lockkeeper_testkit::zookeeper::{ZooKeeper, url};
 use lockkeeper_testkit::{eventually, within};
 
-use crate::kit::{Nodes, connect, locked, name, patient, server};
+use crate::kit::{Nodes, locked, name, patient, server};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Scene {
@@ -31,6 +31,20 @@ enum Then {
     LosesReply,
 }
 
+/// Connects, also while the machine is too busy to answer as soon as these
+/// keepers want it.
+async fn connected(url: &str) -> Keeper {
+    let connecting = async {
+        loop {
+            match Keeper::connect(url).await {
+                Err(error) if error.is_silence() => {}
+                connected => return connected.expect("a keeper"),
+            }
+        }
+    };
+    within(Duration::from_secs(20), "connecting", connecting).await
+}
+
 /// Cancels a scene when its `point`-th request is about to be sent. False if
 /// it has fewer requests than that.
 async fn cancelled_at(
@@ -42,12 +56,12 @@ async fn cancelled_at(
 ) -> bool {
     let proxy = Proxy::start(server.port()).await;
     let rest = "/?session=20s&tick=200ms&command=400ms";
-    let keeper = connect(&url(&[proxy.port()], rest)).await;
+    let keeper = connected(&url(&[proxy.port()], rest)).await;
     let name = name("cancelled");
     let path = format!("/{name}");
     let held: Option<(Guard, Keeper)> = match scene {
         Scene::Waiting => {
-            let other = connect(&url(&[server.port()], rest)).await;
+            let other = connected(&url(&[server.port()], rest)).await;
             Some((locked(&other, &name).await, other))
         }
         _ => None,
@@ -72,7 +86,7 @@ async fn cancelled_at(
     drop(held);
     nodes.deserted(&path, Duration::from_secs(10)).await;
     // Gone for good: nothing that was on its way makes a node again.
-    let free = connect(&url(&[server.port()], rest)).await;
+    let free = connected(&url(&[server.port()], rest)).await;
     let mutex_like = async || match scene {
         Scene::Free | Scene::Waiting => free.mutex(&name).try_lock().await.unwrap().is_some(),
         Scene::Reader | Scene::StepDown => free.rwlock(&name).try_write().await.unwrap().is_some(),

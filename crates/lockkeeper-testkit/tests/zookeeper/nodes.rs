@@ -1,11 +1,16 @@
 //! The nodes themselves: reaped, used up, too many, and other people's.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{ErrorKind, Keeper, Released};
 use lockkeeper_testkit::history::Recorder;
 use lockkeeper_testkit::zookeeper::{ZooKeeper, preset_counter, url};
 use lockkeeper_testkit::{eventually, within};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use zookeeper_client as zk;
 
 use crate::kit::{Nodes, connect, keeper, locked, name, patient, server};
@@ -29,6 +34,65 @@ async fn a_reaped_name_starts_again_with_a_higher_token() {
         assert!(eventually(Duration::from_secs(6), reaped).await, "never reaped");
     }
     assert!(tokens[0] < tokens[1], "{tokens:?}");
+}
+
+/// Servers without container nodes get persistent ones, which stay.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_without_containers_will_do() {
+    let server = server().await;
+    let nodes = Nodes::of(&server).await;
+    let (port, asked) = without_containers(server.port()).await;
+    let (plain, keeper) = (keeper(&[server.port()]).await, keeper(&[port]).await);
+    let names = [name("mutex"), name("readers"), name("permits")];
+    let reaped = name("reaped");
+    drop(locked(&plain, &reaped).await);
+    drop(locked(&keeper, &names[0]).await);
+    drop(keeper.rwlock(&names[1]).with_options(patient()).read().await.unwrap());
+    drop(keeper.semaphore(&names[2], 2).with_options(patient()).acquire().await.unwrap());
+    assert_eq!(asked.load(Relaxed), 1, "what the server lacks is asked for once");
+    // The server has looked for empty containers since.
+    let gone = async || nodes.0.check_stat(&format!("/{reaped}")).await.unwrap().is_none();
+    assert!(eventually(Duration::from_secs(6), gone).await, "never reaped");
+    for name in &names {
+        assert!(nodes.0.check_stat(&format!("/{name}")).await.unwrap().is_some(), "{name}");
+    }
+    assert!(locked(&keeper, &names[0]).await.is_held());
+}
+
+/// A way to a server on which it does not understand what makes containers:
+/// its own answer to a request it does not know. Also counts them.
+async fn without_containers(server: u16) -> (u16, Arc<AtomicUsize>) {
+    const CREATE_CONTAINER: i32 = 19;
+    const UNKNOWN: i32 = 9999;
+    let door = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (port, asked) = (door.local_addr().unwrap().port(), Arc::new(AtomicUsize::new(0)));
+    let counted = asked.clone();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = door.accept().await {
+            let there = TcpStream::connect(("127.0.0.1", server)).await.unwrap();
+            let (mut from_client, mut to_client) = client.into_split();
+            let (mut from_server, mut to_server) = there.into_split();
+            let asked = counted.clone();
+            tokio::spawn(async move { tokio::io::copy(&mut from_server, &mut to_client).await });
+            tokio::spawn(async move {
+                // The first message opens the session, and has no kind.
+                let mut opening = true;
+                while let Ok(length) = from_client.read_u32().await {
+                    let mut message = vec![0; length as usize];
+                    from_client.read_exact(&mut message).await?;
+                    if !opening && message[4..8] == CREATE_CONTAINER.to_be_bytes() {
+                        message[4..8].copy_from_slice(&UNKNOWN.to_be_bytes());
+                        asked.fetch_add(1, Relaxed);
+                    }
+                    opening = false;
+                    to_server.write_u32(length).await?;
+                    to_server.write_all(&message).await?;
+                }
+                std::io::Result::Ok(())
+            });
+        }
+    });
+    (port, asked)
 }
 
 /// Nodes that are reaped between being made and being used are made again.

@@ -69,6 +69,9 @@ async fn a_killed_holder_keeps_the_name_closed_for_its_lock_delay() {
         assert!(eventually(Duration::from_secs(6), ended).await, "the session does not end");
         let start = Instant::now();
         let waiting = waiting.unwrap_or_else(|| locking(keeper.clone(), &name));
+        waiters(&other, &name, 1).await;
+        let status = other.status(&name).await.unwrap();
+        assert!(status.holders.is_empty() && !status.closed_for.is_zero(), "{status:?}");
         let closed = other.mutex(&name).try_lock().await.unwrap().is_none();
         assert!(closed, "waiting: {waits}");
         let next = within(Duration::from_secs(6), "the next holder", waiting).await.unwrap();

@@ -184,6 +184,7 @@ impl Driver {
 
     fn wait(&mut self, number: u64, mut place: Place) {
         let now = self.clock.now();
+        place.renew_at = self.rhythm.at_or_before(place.renew_at, now);
         let Some(entry) = self.entries.get_mut(&number) else { return };
         let (early, news) = match entry.phase {
             Phase::Asking { early, nudged } => (early, nudged),
@@ -289,13 +290,14 @@ impl Driver {
         // A beat of the ticket may be under way or about to leave; whatever it
         // was sent for, its answer is the next one to come.
         let due = matches!(entry.phase, Phase::Queued { due: true, .. });
+        let renew_at = self.rhythm.at_or_before(grant.renew_at, now);
         let news = matches!(entry.phase, Phase::Asking { nudged: true, .. });
         let waited = matches!(entry.phase, Phase::Queued { .. } | Phase::Again { .. });
         self.tally.handed_over += u64::from(waited);
         entry.phase = Phase::Held(Tenure {
             shared: shared.clone(),
             granted_at: now,
-            renew_at: if news { now } else { grant.renew_at },
+            renew_at: if news { now } else { renew_at },
             shard: grant.shard,
             due,
             at_risk: false,

@@ -17,6 +17,27 @@ use crate::token::{ClaimId, Token};
 /// How many claims one renewal carries at most.
 const BATCH: usize = 512;
 
+/// The beats at which a keeper renews what can wait for one: claims that are
+/// renewed together share requests. Every keeper has beats of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rhythm(pub(super) Moment);
+
+impl Rhythm {
+    /// A little shorter than the beat of tickets.
+    const STEP: Duration = Duration::from_millis(600);
+
+    /// The last beat that is not after `at`, so that all are due at once;
+    /// what is due soon stays where it is.
+    pub(super) fn at_or_before(self, at: Moment, now: Moment) -> Moment {
+        if at == Moment::NEVER || at.since(now) < Self::STEP / 2 {
+            return at;
+        }
+        let beats = at.since(self.0).as_nanos() / Self::STEP.as_nanos();
+        let beat = self.0 + Self::STEP * u32::try_from(beats).unwrap_or(0);
+        if beat.since(now) < Self::STEP / 12 { at } else { beat }
+    }
+}
+
 /// What is renewed together: one renewal under way at a time.
 #[derive(Default)]
 pub(super) struct Shard {
@@ -178,7 +199,7 @@ impl Driver {
 
     /// Acts on what the engine says a kept claim is.
     pub(super) fn on_kept(&mut self, number: u64, standing: Standing) {
-        let now = self.clock.now();
+        let (now, rhythm) = (self.clock.now(), self.rhythm);
         let Some(entry) = self.entries.get_mut(&number) else { return };
         match &mut entry.phase {
             Phase::Held(tenure) => match standing {
@@ -190,7 +211,7 @@ impl Driver {
                     if std::mem::take(&mut tenure.at_risk) {
                         tracing::info!(name = %entry.claim.name, "held again");
                     }
-                    tenure.renew_at = grant.renew_at;
+                    tenure.renew_at = rhythm.at_or_before(grant.renew_at, now);
                     tenure.shard = grant.shard;
                     for verify in tenure.verifying.drain(..) {
                         let _ = verify.send(Ok(()));
@@ -285,5 +306,32 @@ impl Driver {
         for number in touched {
             self.schedule(number);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn renewals_fall_into_one_rhythm_and_are_never_later() {
+        let rhythm = Rhythm(Moment::from_nanos(7_000_000_123));
+        let at = |millis| rhythm.0 + Duration::from_millis(millis);
+        let starts = (0..600).step_by(7);
+        for (start, every) in starts.flat_map(|at| [650, 1_000, 10_000].map(|every| (at, every))) {
+            let (mut now, mut off) = (at(start), 0);
+            for _ in 0..50 {
+                let renew_at = now + Duration::from_millis(every);
+                let beat = rhythm.at_or_before(renew_at, now + Duration::from_millis(20));
+                assert!(beat > now && beat <= renew_at, "from {start} every {every} ms");
+                off += u32::from(beat.since(rhythm.0).as_nanos() % Rhythm::STEP.as_nanos() != 0);
+                now = beat;
+            }
+            // Off the beat at most once, on the way into it.
+            assert!(off <= 1, "from {start} every {every} ms: off the beat {off} times");
+        }
+        // What is due before the next beat is looked at in time.
+        assert_eq!(rhythm.at_or_before(at(400), at(150)), at(400));
+        assert_eq!(rhythm.at_or_before(Moment::NEVER, at(100)), Moment::NEVER);
     }
 }

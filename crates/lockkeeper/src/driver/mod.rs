@@ -9,9 +9,11 @@
 //! - [`acquire`]: local queues, asking, waiting, granting;
 //! - [`keep`]: keep-alive, earliest deadline first, in batches per shard;
 //! - [`release`]: giving back, until it is answered or the lease is over;
-//! - [`flight`]: engine calls under way, with a limit and a net for panics.
+//! - [`flight`]: engine calls under way, with a limit and a net for panics;
+//! - [`awake`]: whether the thread sleeps while it waits.
 
 mod acquire;
+mod awake;
 mod entry;
 mod flight;
 mod keep;
@@ -20,6 +22,7 @@ pub(crate) mod link;
 mod release;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::future::Future;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
@@ -37,10 +40,11 @@ use crate::name::LockName;
 use crate::token::KeeperId;
 
 pub(crate) use acquire::backoff;
+use awake::Awake;
 use entry::Entry;
 pub(crate) use flight::limited;
 use flight::{Done, Flight, Pace};
-use keep::Shard;
+use keep::{Rhythm, Shard};
 use line::Line;
 use link::{Footprint, Link, Message, Tally};
 
@@ -71,10 +75,12 @@ pub(crate) struct Driver {
     /// Per name, the acquisitions of this keeper that do not hold yet, in order.
     waiting: HashMap<LockName, Line>,
     shards: HashMap<u32, Shard>,
+    rhythm: Rhythm,
     /// When to look at which entry.
     wakes: BTreeSet<(Moment, u64)>,
     flights: FuturesUnordered<Flight>,
     pace: Pace,
+    awake: Awake,
     done: VecDeque<Done>,
     /// When the engine last answered an acquire.
     last_answer: Moment,
@@ -100,12 +106,14 @@ pub(crate) struct Parts {
     pub(crate) seat: Seat,
     pub(crate) events: mpsc::UnboundedReceiver<Event>,
     pub(crate) cells: CellWatch,
+    /// Whether the runtime is there for this driver alone.
+    pub(crate) own_thread: bool,
 }
 
 impl Driver {
     /// Makes a driver and the link to it. Must run inside its runtime.
     pub(crate) fn new(parts: Parts) -> Result<(Driver, Arc<Link>)> {
-        let Parts { engine, seat, events, cells } = parts;
+        let Parts { engine, seat, events, cells, own_thread } = parts;
         let info = Arc::new(engine.info());
         let (sender, inbox) = mpsc::unbounded_channel();
         let link = Arc::new(Link::new(sender, seat.keeper, seat.clock.clone(), info.clone()));
@@ -114,6 +122,7 @@ impl Driver {
             info,
             keeper: seat.keeper,
             alarm: Alarm::new(&seat.clock)?,
+            rhythm: Rhythm(seat.clock.now()),
             clock: seat.clock,
             link: Arc::downgrade(&link),
             inbox,
@@ -125,6 +134,7 @@ impl Driver {
             wakes: BTreeSet::new(),
             flights: FuturesUnordered::new(),
             pace: Pace::default(),
+            awake: Awake::new(own_thread),
             done: VecDeque::new(),
             last_answer: Moment::default(),
             ending: 0,
@@ -147,7 +157,9 @@ impl Driver {
                 break;
             }
             let next = self.next_wake();
+            self.awake.begin(self.clock.now());
             self.gather(next, &mut messages, &mut events).await;
+            self.awake.end(self.clock.now());
             for event in events.drain(..) {
                 self.on_event(event);
             }
@@ -160,7 +172,18 @@ impl Driver {
 
     /// Waits for anything to happen, and takes in what has.
     async fn gather(&mut self, next: Moment, messages: &mut Vec<Message>, events: &mut Vec<Event>) {
-        let Driver { inbox, events: pushes, flights, pace, done, alarm, deserted, .. } = self;
+        let Driver {
+            inbox,
+            events: pushes,
+            flights,
+            pace,
+            awake,
+            clock,
+            done,
+            alarm,
+            deserted,
+            ..
+        } = self;
         let mut alarm = pin!(alarm.ring(next));
         std::future::poll_fn(|context| {
             let mut any = false;
@@ -185,6 +208,10 @@ impl Driver {
                 return Poll::Ready(());
             }
             pace.poll(context);
+            if awake.stays(|| clock.now()) {
+                // Looked at again as soon as sockets have been.
+                let _ = pin!(tokio::task::yield_now()).poll(context);
+            }
             Poll::Pending
         })
         .await;

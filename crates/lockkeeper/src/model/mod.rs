@@ -439,28 +439,48 @@ mod tests {
     use crate::engine::{About, Claim, Intent, Mode};
     use crate::token::KeeperId;
 
-    #[test]
-    fn a_name_is_not_forgotten_while_a_lock_delay_is_to_come() {
-        let minute = Duration::from_secs(60);
-        let claim = Claim {
-            id: ClaimId { keeper: KeeperId::from_number(1), number: 1, turn: 0 },
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn claim(number: u64, mode: Mode) -> Claim {
+        Claim {
+            id: ClaimId { keeper: KeeperId::from_number(1), number, turn: 0 },
             name: crate::LockName::new("x").unwrap(),
-            mode: Mode::Read,
-            lease: minute,
+            mode,
+            lease: MINUTE,
             margin: Duration::ZERO,
-            lock_delay: minute * 10,
+            lock_delay: Duration::ZERO,
             max_waiters: 1,
             under: None,
             about: Arc::new(About::default()),
-        };
+        }
+    }
+
+    fn granted(record: &mut Record, claim: &Claim, now: Time) {
+        let answer = record.acquire(claim, Intent::Try, Token::ZERO, now, &mut Effects::default());
+        assert!(matches!(answer, Ok(Answer::Held { .. })), "{answer:?}");
+    }
+
+    #[test]
+    fn a_name_is_not_forgotten_while_a_lock_delay_is_to_come() {
         let (mut record, start) = (Record::default(), Time(1));
-        let granted =
-            record.acquire(&claim, Intent::Try, Token::ZERO, start, &mut Effects::default());
-        assert!(matches!(granted, Ok(Answer::Held { .. })));
+        granted(&mut record, &Claim { lock_delay: MINUTE * 10, ..claim(1, Mode::Read) }, start);
         // Kept alive for so long that nobody has used the name for a day.
         let end = start + Record::RETENTION * 2;
         record.holders[0].until = end;
-        assert!(!record.is_forgettable(end + minute), "its lock-delay was forgotten");
-        assert!(record.is_forgettable(end + minute * 10));
+        assert!(!record.is_forgettable(end + MINUTE), "its lock-delay was forgotten");
+        assert!(record.is_forgettable(end + MINUTE * 10));
+    }
+
+    #[test]
+    fn stepping_down_is_a_use_of_the_name() {
+        let (mut record, start) = (Record::default(), Time(1));
+        let lease = Record::RETENTION * 2;
+        let write = Claim { lease, ..claim(1, Mode::Write) };
+        granted(&mut record, &write, start);
+        // A reader that is granted, and then falls silent like its writer.
+        let late = start + (lease - MINUTE);
+        granted(&mut record, &Claim { under: Some(write.id), ..claim(2, Mode::Read) }, late);
+        assert!(!record.is_forgettable(late + (Record::RETENTION - MINUTE)), "used a day ago");
+        assert!(record.is_forgettable(late + Record::RETENTION));
     }
 }

@@ -11,6 +11,26 @@ pub(crate) fn bad(message: impl Into<String>) -> Error {
     invalid(message).during("connect")
 }
 
+/// User and password, as far as a URL names them.
+pub(crate) type Login = (Option<String>, Option<String>);
+
+/// Takes `user:password@` off the front of a URL's body.
+pub(crate) fn split_login(body: &str) -> Result<(Login, &str)> {
+    // The last @: an unescaped one in a password is wrong, but must not make
+    // half of the password a host name.
+    let Some((login, rest)) = body.rsplit_once('@') else { return Ok(((None, None), body)) };
+    let (user, password) = login.split_once(':').unwrap_or((login, ""));
+    Ok(((filled(decode(user)?), filled(decode(password)?)), rest))
+}
+
+/// The parameters of a URL, in order: what follows its `?`.
+pub(crate) fn parameters(query: &str) -> impl Iterator<Item = Result<(&str, String)>> {
+    query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        Ok((key, decode(value)?))
+    })
+}
+
 /// Reads `host`, `host:port`, `[address]` or `[address]:port`.
 pub(crate) fn host_and_port(place: &str, default: u16) -> Result<(String, u16)> {
     let port = |text: &str| text.parse().map_err(|_| bad("a port is a number up to 65535"));
@@ -101,6 +121,28 @@ mod tests {
             assert!(encoded.bytes().all(|b| b.is_ascii_graphic()), "{encoded}");
             assert_eq!(decode(&encoded).unwrap(), text);
         }
+    }
+
+    #[test]
+    fn a_login_ends_at_the_last_at_sign() {
+        let some = |text: &str| Some(text.to_owned());
+        for (body, login, rest) in [
+            ("h/x", (None, None), "h/x"),
+            ("u@h", (some("u"), None), "h"),
+            (":p@h", (None, some("p")), "h"),
+            ("u:p%2F:@h", (some("u"), some("p/:")), "h"),
+            ("u:p@q@h", (some("u"), some("p@q")), "h"),
+        ] {
+            assert_eq!(split_login(body).unwrap(), (login, rest));
+        }
+    }
+
+    #[test]
+    fn parameters_are_read_in_order() {
+        let read: Vec<_> = parameters("a=1&&b=%20=&c").map(|pair| pair.unwrap()).collect();
+        let read: Vec<_> = read.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        assert_eq!(read, [("a", "1"), ("b", " ="), ("c", "")]);
+        assert!(parameters("a=%x").next().unwrap().is_err());
     }
 
     #[test]

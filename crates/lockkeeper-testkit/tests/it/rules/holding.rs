@@ -34,7 +34,7 @@ async fn an_answer_that_is_read_after_the_end_revives_nothing() {
     // It arrives in time, but the machine sleeps before anybody reads it; the
     // lease it brings would last beyond that.
     gate.open();
-    advance(ms(2200)).await;
+    advance(guard.valid_for()).await;
     sleep(ms(1)).await;
     assert_eq!(guard.state(), State::Lost(Cause::Expired));
 }

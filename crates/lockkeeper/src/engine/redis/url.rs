@@ -2,7 +2,7 @@
 
 use super::config::{Confirm, Place, Redis, Topology};
 use crate::error::Result;
-use crate::url::parts::{bad, decode, filled, host_and_port, span};
+use crate::url::parts::{bad, decode, filled, host_and_port, parameters, span, split_login};
 
 /// The port of a URL that names none.
 const PORT: u16 = 6379;
@@ -31,9 +31,9 @@ impl Redis {
             return Err(bad("this program is built without encryption (feature tls)"));
         }
         redis.tls = tls;
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            redis = redis.with_parameter(key, &decode(value)?)?;
+        for parameter in parameters(query) {
+            let (key, value) = parameter?;
+            redis = redis.with_parameter(key, &value)?;
         }
         if matches!(redis.topology, Topology::Cluster { .. }) && redis.database != 0 {
             return Err(bad("a cluster has no databases but 0"));
@@ -42,12 +42,7 @@ impl Redis {
     }
 
     fn parse_tcp(scheme: &str, body: &str) -> Result<Self> {
-        // The last @: an unescaped one in a password is wrong, but must not
-        // make half of the password a host name.
-        let (login, body) = match body.rsplit_once('@') {
-            Some((login, body)) => (Some(login), body),
-            None => (None, body),
-        };
+        let (login, body) = split_login(body)?;
         let (hosts, path) = body.split_once('/').unwrap_or((body, ""));
         let port = if scheme == "redis+sentinel" { SENTINEL_PORT } else { PORT };
         let places: Vec<Place> =
@@ -71,11 +66,7 @@ impl Redis {
         if !database.is_empty() {
             redis = redis.with_parameter("db", &decode(database)?)?;
         }
-        if let Some(login) = login {
-            let (user, password) = login.split_once(':').unwrap_or((login, ""));
-            redis.user = filled(decode(user)?);
-            redis.password = filled(decode(password)?);
-        }
+        (redis.user, redis.password) = login;
         Ok(redis)
     }
 

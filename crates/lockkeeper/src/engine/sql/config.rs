@@ -10,7 +10,9 @@ use async_trait::async_trait;
 use super::dialect::Dialect;
 use crate::engine::{Connect, Engine, Seat};
 use crate::error::Result;
-use crate::url::parts::{bad, decode, encode, filled, host_and_port, span};
+use crate::url::parts::{
+    bad, decode, encode, filled, host_and_port, parameters, span, split_login,
+};
 
 /// The start of every table's name unless the URL says otherwise.
 const PREFIX: &str = "lockkeeper_";
@@ -108,12 +110,7 @@ impl Sql {
             .and_then(known)
             .ok_or_else(|| bad("not the URL of a database: mysql:// or postgres://"))?;
         let (body, query) = rest.split_once('?').unwrap_or((rest, ""));
-        // The last @: an unescaped one in a password is wrong, but must not
-        // make half of the password a host name.
-        let (login, body) = match body.rsplit_once('@') {
-            Some((login, body)) => (Some(login), body),
-            None => (None, body),
-        };
+        let (login, body) = split_login(body)?;
         let (place, database) = body.split_once('/').unwrap_or((body, ""));
         if place.contains(',') {
             return Err(bad("a database URL names one server: locks need the one that writes"));
@@ -140,14 +137,10 @@ impl Sql {
             ca: None,
             strategy: Strategy::Lease,
         };
-        if let Some(login) = login {
-            let (user, password) = login.split_once(':').unwrap_or((login, ""));
-            sql.user = filled(decode(user)?);
-            sql.password = filled(decode(password)?);
-        }
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            sql = sql.with_parameter(key, &decode(value)?)?;
+        (sql.user, sql.password) = login;
+        for parameter in parameters(query) {
+            let (key, value) = parameter?;
+            sql = sql.with_parameter(key, &value)?;
         }
         if sql.ca.is_some() && !sql.tls {
             return Err(bad("certificates (ca) are for encrypted connections: tls=on"));

@@ -35,16 +35,11 @@ const LATE: Duration = Duration::from_millis(400);
 /// How soon a claim asks again that began to wait before we listened.
 const CATCH_UP: Duration = Duration::from_millis(100);
 
-/// The rhythm in which a keeper renews: what is renewed together costs one
-/// transaction. A little shorter than the beat of tickets.
-const RHYTHM: Duration = Duration::from_millis(600);
-
 /// An engine on lease rows.
 #[derive(Debug)]
 pub(super) struct LeaseEngine {
     info: EngineInfo,
     seat: Seat,
-    opened: Moment,
     workers: Workers,
     ears: Ears,
 }
@@ -69,9 +64,7 @@ impl LeaseEngine {
         };
         let ears = Ears::new(sql.clone(), seat.clone());
         let workers = Workers::new(sql, seat.clone(), connection);
-        // Every keeper has a rhythm of its own.
-        let opened = seat.clock.now();
-        Ok(LeaseEngine { info, seat, opened, workers, ears })
+        Ok(LeaseEngine { info, seat, workers, ears })
     }
 
     async fn ask_for(&self, claim: &Claim, intent: Intent, floor: Token) -> Result<Standing> {
@@ -113,16 +106,12 @@ impl LeaseEngine {
         match &mut standing {
             Standing::Queued(place) => {
                 self.ears.wait(claim.id);
-                place.renew_at = in_rhythm(self.opened, sent, place.renew_at);
                 if !hears {
                     // What is told before we listen is found by asking again.
                     place.renew_at = place.renew_at.min(sent + CATCH_UP);
                 }
             }
-            Standing::Held(grant) => {
-                self.ears.hold(claim.id, claim.lease);
-                grant.renew_at = in_rhythm(self.opened, sent, grant.renew_at);
-            }
+            Standing::Held(_) => self.ears.hold(claim.id, claim.lease),
             _ => self.ears.done(claim.id),
         }
         Ok(standing)
@@ -264,17 +253,6 @@ async fn all_but_late(answers: Vec<impl Future<Output = Result<Done>>>) -> Vec<R
     }
 }
 
-/// The last beat of a rhythm that is not after `at`, so that all are due at
-/// once; what is due sooner than the next beat is left where it is.
-fn in_rhythm(start: Moment, sent: Moment, at: Moment) -> Moment {
-    if at == Moment::NEVER || at.since(sent) < RHYTHM {
-        return at;
-    }
-    let beats = at.since(start).as_nanos() / RHYTHM.as_nanos();
-    let beat = start + RHYTHM * u32::try_from(beats).unwrap_or(0);
-    if beat > sent { beat } else { at }
-}
-
 async fn ended(done: Pending) -> Result<Done> {
     done.await.unwrap_or_else(|_| Err(broken_off()))
 }
@@ -314,20 +292,5 @@ mod tests {
         let late = answers[0].as_ref().expect_err("it was not waited for");
         assert_eq!(late.kind(), ErrorKind::Unknown, "it may have been done all the same");
         assert_eq!(all_but_late(vec![after(5_000)]).await.len(), 1);
-    }
-
-    #[test]
-    fn renewals_fall_into_one_rhythm_and_are_never_later() {
-        let start = Moment::from_nanos(7_000_000_123);
-        let at = |millis| start + Duration::from_millis(millis);
-        let beat = Duration::from_millis(666);
-        for sent in [0, 1, 599, 600, 777, 1199, 5_000_000] {
-            let renew_at = in_rhythm(start, at(sent), at(sent) + beat);
-            assert!(renew_at > at(sent) && renew_at <= at(sent) + beat, "{sent}");
-            assert_eq!(renew_at.since(start).as_millis() % RHYTHM.as_millis(), 0, "{sent}");
-        }
-        // Somebody's lease ends before the next beat: that is looked at in time.
-        assert_eq!(in_rhythm(start, at(100), at(400)), at(400));
-        assert_eq!(in_rhythm(start, at(100), Moment::NEVER), Moment::NEVER);
     }
 }

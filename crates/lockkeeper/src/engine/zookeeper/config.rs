@@ -10,7 +10,9 @@ use async_trait::async_trait;
 use super::ZooKeeperEngine;
 use crate::engine::{Connect, Engine, Seat};
 use crate::error::Result;
-use crate::url::parts::{bad, decode, encode, filled, host_and_port, span, time};
+use crate::url::parts::{
+    bad, decode, encode, filled, host_and_port, parameters, span, split_login, time,
+};
 
 /// What a session is, to whoever wrote something else.
 const NO_SESSION: &str = "a session lasts from 1s to 1h";
@@ -133,12 +135,7 @@ impl ZooKeeper {
             _ => return Err(bad("not a zookeeper URL")),
         };
         let (body, query) = rest.split_once('?').unwrap_or((rest, ""));
-        // The last @: an unescaped one in a password is wrong, but must not
-        // make half of the password a host name.
-        let (login, body) = match body.rsplit_once('@') {
-            Some((login, body)) => (Some(login), body),
-            None => (None, body),
-        };
+        let (login, body) = split_login(body)?;
         let (hosts, chroot) = match body.split_once('/') {
             Some((hosts, path)) => (hosts, format!("/{path}")),
             None => (body, "/".to_owned()),
@@ -148,14 +145,10 @@ impl ZooKeeper {
         let mut zookeeper = ZooKeeper::at(members.collect::<Result<Vec<_>>>()?)?;
         zookeeper = zookeeper.with_chroot(decode(&chroot)?)?;
         zookeeper.tls = tls;
-        if let Some(login) = login {
-            let (user, password) = login.split_once(':').unwrap_or((login, ""));
-            zookeeper.user = filled(decode(user)?);
-            zookeeper.password = filled(decode(password)?);
-        }
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            zookeeper = zookeeper.with_parameter(key, &decode(value)?)?;
+        (zookeeper.user, zookeeper.password) = login;
+        for parameter in parameters(query) {
+            let (key, value) = parameter?;
+            zookeeper = zookeeper.with_parameter(key, &value)?;
         }
         zookeeper.check()?;
         Ok(zookeeper)
@@ -315,11 +308,16 @@ impl ZooKeeper {
 
     /// The members, for people.
     pub(super) fn hosts(&self) -> String {
-        let place = |(host, port): &(String, u16)| match host.contains(':') {
-            true => format!("[{host}]:{port}"),
-            false => format!("{host}:{port}"),
-        };
-        self.members.iter().map(place).collect::<Vec<_>>().join(",")
+        let places = self.members.iter().map(|(host, port)| place(host, *port));
+        places.collect::<Vec<_>>().join(",")
+    }
+}
+
+/// Where a member is.
+pub(super) fn place(host: &str, port: u16) -> String {
+    match host.contains(':') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
     }
 }
 

@@ -2,14 +2,19 @@
 
 use std::time::Duration;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use zookeeper_client::{Client, Connector, Error as ZkError, SaslOptions};
 
-use super::config::ZooKeeper;
-use super::fault::{Trouble, read_only};
+use super::config::{ZooKeeper, place};
+use super::fault::Trouble;
 use crate::error::{Error, ErrorKind, Result};
 
 /// How long finding out why there is no session may take.
 const LOOK_LIMIT: Duration = Duration::from_millis(500);
+
+/// What a member says of itself is short.
+const MOST_SAID: u64 = 4096;
 
 /// For how long a member may say nothing before another one is tried.
 const LEAST_SILENCE: Duration = Duration::from_millis(700);
@@ -91,26 +96,45 @@ fn encrypted(_zookeeper: &ZooKeeper, _connector: Connector) -> Result<Connector>
 
 /// Finds out why no member opens a session.
 async fn why_not(zookeeper: &ZooKeeper) -> Error {
-    let listens = zookeeper.members.iter().map(|(host, port)| async move {
-        let dial = tokio::net::TcpStream::connect((host.as_str(), *port));
-        matches!(tokio::time::timeout(LOOK_LIMIT, dial).await, Ok(Ok(_)))
-    });
-    let listens = futures_util::future::join_all(listens).await;
-    if !listens.contains(&true) {
-        let text = format!("nobody listens at {}", zookeeper.hosts());
-        return Error::new(ErrorKind::Unreachable, text);
-    }
-    if let Ok(connector) = connector(zookeeper) {
-        let connector = connector.with_readonly(true).with_fail_eagerly();
-        let opened = tokio::time::timeout(LOOK_LIMIT, dial(zookeeper, connector)).await;
-        if matches!(opened, Ok(Ok(client)) if client.session().is_readonly()) {
-            return read_only();
-        }
-    }
-    let tls = if zookeeper.tls { ", or they do not accept our encryption" } else { "" };
-    let text = format!(
-        "no member of {} opens a session: the ensemble has no quorum, or they refuse us{tls}",
-        zookeeper.hosts()
-    );
+    let (members, hosts) = (&zookeeper.members, zookeeper.hosts());
+    let ask = members.iter().map(|(host, port)| ask(host, *port, zookeeper.tls));
+    let said = futures_util::future::join_all(ask).await;
+    let found = |words: &str| {
+        let says = |said: &Option<String>| said.as_ref().is_some_and(|text| text.contains(words));
+        said.iter().position(says).map(|index| {
+            let (host, port) = &members[index];
+            place(host, *port)
+        })
+    };
+    let majority = "no quorum, and locks need one: a majority of the members has to be up and \
+                    reach each other";
+    let text = if said.iter().all(Option::is_none) {
+        format!("nobody listens at {hosts}")
+    } else if let Some(member) = found("Mode: read-only") {
+        format!("the member {member} is read-only: its ensemble has {majority}")
+    } else if let Some(member) = found("not currently serving requests") {
+        format!("the member {member} serves nobody: its ensemble has {majority}")
+    } else {
+        let tls = if zookeeper.tls { ", or they do not accept our encryption" } else { "" };
+        format!("no member of {hosts} opens a session: they have no quorum, or refuse us{tls}")
+    };
     Error::new(ErrorKind::Unreachable, text)
+}
+
+/// What a member says of itself: the one question that servers answer
+/// everybody by default, also without a quorum. `None` if nobody listens.
+async fn ask(host: &str, port: u16, encrypted: bool) -> Option<String> {
+    let dial = tokio::time::timeout(LOOK_LIMIT, TcpStream::connect((host, port)));
+    let mut stream = dial.await.ok()?.ok()?;
+    let mut said = Vec::new();
+    // A port that is encrypted knows no such questions.
+    if !encrypted {
+        let question = async {
+            stream.write_all(b"srvr").await?;
+            stream.take(MOST_SAID).read_to_end(&mut said).await
+        };
+        // Whatever has been said by then counts.
+        let _ = tokio::time::timeout(LOOK_LIMIT, question).await;
+    }
+    Some(String::from_utf8_lossy(&said).into_owned())
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::fault::{Answer, Trouble};
+use super::layout::{Child, Tag, View};
 use super::session::Session;
 use crate::engine::Claim;
 use crate::error::invalid;
@@ -27,10 +28,28 @@ struct Record {
     /// Nobody is let in before then, by the servers' wall clock.
     #[serde(default, skip_serializing_if = "is_zero")]
     closed_until_ms: u64,
+    /// The first number among the nodes that are kept out until then; who has
+    /// a smaller one was in before, as readers beside a reader that failed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    kept_out_from: u64,
 }
 
 fn is_zero(number: &u64) -> bool {
     *number == 0
+}
+
+/// For how long a name is closed, and to whom.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Closed {
+    pub(super) time: Duration,
+    from: u64,
+}
+
+impl Closed {
+    /// Whether it keeps a contender out who has nobody before it.
+    pub(super) fn keeps_out(self, child: &Child) -> bool {
+        !self.time.is_zero() && child.sequence.unsigned_abs() >= self.from
+    }
 }
 
 impl Record {
@@ -46,15 +65,32 @@ impl Record {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Closes the name for those who failed: written down, but not there.
-    fn notice(&mut self, there: &HashSet<&str>, now: u64) {
+    /// Closes the name for those who failed: written down, but not in `view`.
+    /// `own` is the node of who notices it, and so is not in.
+    fn notice(&mut self, view: &View, own: Option<&str>, now: u64) {
+        let there: HashSet<&str> = view.line.iter().map(|child| child.node.as_str()).collect();
+        let beside = view
+            .line
+            .iter()
+            .take_while(|child| child.tag == Tag::Read && Some(child.node.as_str()) != own);
+        let beside = beside.last().map_or(0, |child| child.sequence);
         let failed = self.delays.extract_if(.., |node, _| !there.contains(node.as_str()));
-        for (_, delay) in failed {
+        for (node, delay) in failed {
             self.closed_until_ms = self.closed_until_ms.max(now.saturating_add(delay));
+            let last = Child::parse(&node).map_or(0, |failed| match failed.tag {
+                Tag::Read => failed.sequence.max(beside),
+                _ => failed.sequence,
+            });
+            self.kept_out_from = self.kept_out_from.max(last.unsigned_abs() + 1);
         }
         if self.closed_until_ms <= now {
-            self.closed_until_ms = 0;
+            (self.closed_until_ms, self.kept_out_from) = (0, 0);
         }
+    }
+
+    fn closed(&self, now: u64) -> Closed {
+        let time = Duration::from_millis(self.closed_until_ms.saturating_sub(now));
+        Closed { time, from: self.kept_out_from }
     }
 }
 
@@ -85,11 +121,13 @@ impl Session {
         }
     }
 
-    /// For how long a name is closed, whose holders are by these nodes.
+    /// For how long a name is closed whose holders are in `view`, and who may
+    /// be there itself by the node `own`.
     pub(super) async fn closed_for(
         &self,
         dir: &str,
-        there: impl Iterator<Item = &str>,
+        view: &View,
+        own: Option<&str>,
     ) -> Answer<Duration> {
         let (data, _) = match self.data(dir).await {
             Ok(read) => read,
@@ -102,23 +140,24 @@ impl Session {
             return Ok(Duration::ZERO);
         }
         self.ask_wall().await;
-        let there: HashSet<&str> = there.collect();
         let (before, now) = (record.clone(), self.wall_now());
-        record.notice(&there, now);
+        record.notice(view, own, now);
         if record != before {
-            self.change(dir, |record| record.notice(&there, now)).await?;
+            self.change(dir, |record| record.notice(view, own, now)).await?;
         }
-        Ok(Duration::from_millis(record.closed_until_ms.saturating_sub(now)))
+        Ok(record.closed(now).time)
     }
 
-    /// For how long a name is closed, for whoever only looks.
-    pub(super) async fn seen_closed_for(&self, dir: &str) -> Answer<Duration> {
+    /// For how long a name is closed, and to whom, for whoever only looks.
+    pub(super) async fn seen_closed(&self, dir: &str, view: &View) -> Answer<Closed> {
         match self.data(dir).await {
             Ok((data, _)) => {
-                let until = Record::read(&data).unwrap_or_default().closed_until_ms;
-                Ok(Duration::from_millis(until.saturating_sub(self.wall_now())))
+                let (mut record, now) = (Record::read(&data).unwrap_or_default(), self.wall_now());
+                // Whoever is next in line may be about to notice.
+                record.notice(view, None, now);
+                Ok(record.closed(now))
             }
-            Err(Trouble::NoNode) => Ok(Duration::ZERO),
+            Err(Trouble::NoNode) => Ok(Closed::default()),
             Err(trouble) => Err(trouble),
         }
     }
@@ -150,22 +189,48 @@ impl Session {
 mod tests {
     use super::*;
 
+    fn view(nodes: &[&str]) -> View {
+        View::of(nodes.iter().map(|node| (*node).to_owned()).collect())
+    }
+
+    fn armed(delays: &[(&str, u64)]) -> Record {
+        let delays = delays.iter().map(|(node, delay)| ((*node).to_owned(), *delay)).collect();
+        Record { delays, ..Record::default() }
+    }
+
     #[test]
     fn only_those_who_failed_close_the_name() {
-        let mut record = Record::default();
-        record.delays.insert("a".to_owned(), 500);
-        record.delays.insert("b".to_owned(), 900);
-        record.notice(&HashSet::from(["a", "b"]), 10_000);
+        let mut record = armed(&[("a-lease-0000000001", 500), ("b-lease-0000000002", 900)]);
+        let (b, nobody) = (view(&["b-lease-0000000002"]), view(&[]));
+        record.notice(&view(&["a-lease-0000000001", "b-lease-0000000002"]), None, 10_000);
         assert_eq!((record.delays.len(), record.closed_until_ms), (2, 0));
-        record.notice(&HashSet::from(["b"]), 10_000);
+        record.notice(&b, None, 10_000);
         assert_eq!((record.delays.len(), record.closed_until_ms), (1, 10_500));
         // Noticed once, it is not counted anew.
-        record.notice(&HashSet::from(["b"]), 10_400);
+        record.notice(&b, None, 10_400);
         assert_eq!(record.closed_until_ms, 10_500);
-        record.notice(&HashSet::new(), 10_600);
+        record.notice(&nobody, None, 10_600);
         assert_eq!((record.delays.len(), record.closed_until_ms), (0, 11_500));
-        record.notice(&HashSet::new(), 11_500);
+        record.notice(&nobody, None, 11_500);
         assert!(record.write().is_empty());
+    }
+
+    /// Which of the nodes are kept out when the one named fails, and the last
+    /// of them notices.
+    fn kept_out(failed: &str, nodes: &[&str]) -> Vec<bool> {
+        let (mut record, view) = (armed(&[(failed, 500)]), view(nodes));
+        record.notice(&view, nodes.last().copied(), 10_000);
+        view.line.iter().map(|child| record.closed(10_000).keeps_out(child)).collect()
+    }
+
+    #[test]
+    fn who_was_in_beside_a_failed_one_still_is() {
+        assert_eq!(kept_out("a-lock-0000000003", &["b-lock-0000000004"]), [true]);
+        let readers = ["b-__READ__0000000002", "c-__READ__0000000005", "d-__READ__0000000006"];
+        assert_eq!(kept_out("a-__READ__0000000003", &readers), [false, false, true]);
+        assert_eq!(kept_out("a-__READ__0000000007", &readers), [false, false, false]);
+        // Readers behind a writer were not in.
+        assert_eq!(kept_out("a-__WRIT__0000000001", &readers), [true, true, true]);
     }
 
     #[test]

@@ -42,7 +42,6 @@ impl From<ZkError> for Trouble {
             ZkError::QuotaExceeded => {
                 Error::new(ErrorKind::TooMany, "a quota of the ensemble is used up")
             }
-            ZkError::NotReadOnly => read_only(),
             ZkError::Throttled => {
                 Error::new(ErrorKind::Unreachable, "the server is overloaded and refuses requests")
             }
@@ -90,10 +89,4 @@ impl Trouble {
             Trouble::Other(error) => !error.is_silence(),
         }
     }
-}
-
-/// The error of a member that is cut off from its ensemble.
-pub(super) fn read_only() -> Error {
-    let text = "the member we reach is read-only: its ensemble has no quorum";
-    Error::new(ErrorKind::Unreachable, text)
 }

@@ -7,6 +7,7 @@ use futures_util::future::{join, join_all};
 use zookeeper_client::Stat;
 
 use super::cells;
+use super::delay::Closed;
 use super::fault::{Answer, Trouble};
 use super::layout::{self, Child, Tag, View};
 use super::note::{self, Note};
@@ -36,13 +37,12 @@ async fn look(session: &Session, name: &LockName) -> Answer<Status> {
         Err(trouble) => return Err(trouble),
     };
     status.kind = view.kind();
-    if view.noted {
-        status.closed_for = session.seen_closed_for(&dir).await?;
-    }
     match status.kind {
-        Some(Kind::Mutex | Kind::ReadWrite) => line(session, &dir, &view, &mut status).await?,
-        Some(Kind::Semaphore) => permits(session, &dir, &mut status).await?,
-        Some(Kind::Latch | Kind::Fence) | None => {}
+        Some(Kind::Mutex | Kind::ReadWrite) | None => {
+            line(session, &dir, &view, &mut status).await?;
+        }
+        Some(Kind::Semaphore) => permits(session, &dir, view.noted, &mut status).await?,
+        Some(Kind::Latch | Kind::Fence) => {}
     }
     if let Some(kind) = status.kind {
         status.cell = cells::read(session, &dir, kind).await?;
@@ -135,10 +135,18 @@ impl Seen {
 
 /// The holders and waiters of a mutex or read/write lock.
 async fn line(session: &Session, dir: &str, view: &View, status: &mut Status) -> Answer<()> {
+    let delay = match view.noted {
+        true => session.seen_closed(dir, view).await?,
+        false => Closed::default(),
+    };
+    status.closed_for = delay.time;
     for seen in read(session, dir, &view.line).await? {
         let Some(position) = view.position(&seen.child.node) else { continue };
         let mode = seen.mode(1);
-        match (view.blocker(position).is_none(), seen.closed_for(session)) {
+        // Other programs know no delay, and come in.
+        let kept_out = seen.note.is_some() && delay.keeps_out(&seen.child);
+        let holds = view.blocker(position).is_none() && !kept_out;
+        match (holds, seen.closed_for(session)) {
             (_, Some(closed)) => status.closed_for = status.closed_for.max(closed),
             (true, None) => status.holders.push(seen.holder(session, mode)),
             (false, None) => status.waiters.push(seen.waiter(session, mode)),
@@ -150,7 +158,7 @@ async fn line(session: &Session, dir: &str, view: &View, status: &mut Status) ->
 }
 
 /// The holders of permits, and who waits for some.
-async fn permits(session: &Session, dir: &str, status: &mut Status) -> Answer<()> {
+async fn permits(session: &Session, dir: &str, noted: bool, status: &mut Status) -> Answer<()> {
     let (locks, leases) = (layout::locks(dir), layout::leases(dir));
     // The queue first: whoever gets its permits in between is seen twice
     // rather than not at all, and counted as a holder.
@@ -161,6 +169,9 @@ async fn permits(session: &Session, dir: &str, status: &mut Status) -> Answer<()
         Err(trouble) => Err(trouble),
     };
     let (queue, out) = (view(queue)?, view(out)?);
+    if noted {
+        status.closed_for = session.seen_closed(dir, &out).await?.time;
+    }
     let mut groups: BTreeMap<_, Vec<Seen>> = BTreeMap::new();
     for seen in read(session, &leases, &out.line).await? {
         match seen.closed_for(session) {

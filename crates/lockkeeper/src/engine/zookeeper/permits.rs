@@ -177,8 +177,7 @@ impl Inner {
     ) -> Answer<Standing> {
         let (locks, _) = layout::queue(claim);
         let Some(position) = view.position(layout::last(&own.path)) else {
-            self.mine.finish(claim.id, Cause::Expired, self.now());
-            return Ok(Standing::Gone(Cause::Expired));
+            return Ok(self.missing(claim.id));
         };
         let refused = layout::check_sequence(&locks, view.line[position].sequence)
             .and_then(|()| room(&view, position, claim));
@@ -191,19 +190,10 @@ impl Inner {
             return Ok(self.grant(claim, session, sent, None, true));
         }
         if intent != Intent::Queue {
-            self.nudge_later(session, claim, intent, &locks, &view);
-            self.give_up(claim.id).await;
-            return Ok(Standing::Busy);
+            return Ok(self.turn_away(session, claim, intent, &locks, &view).await);
         }
-        let ahead = u32::try_from(position).unwrap_or(u32::MAX);
         let turn = self.clone().wait_for_permits(session.clone(), claim.clone(), own.clone());
-        let waiting = tokio::spawn(turn).abort_handle();
-        let ticket = Spot::ticket(&own);
-        self.mine.with(claim.id, |entry| {
-            entry.spot = Spot::Queued { node: own, ahead };
-            entry.waiting = Some(waiting);
-        });
-        Ok(self.place(claim, session, sent, (ticket, ahead)))
+        Ok(self.line_up(claim, session, sent, own, position, turn))
     }
 
     /// Takes the permits of a claim that is first in the queue, if they are free.
@@ -271,11 +261,7 @@ impl Inner {
                     }
                 }
             };
-            self.mine.with(claim.id, |entry| {
-                if let Spot::Queued { ahead, .. } = &mut entry.spot {
-                    *ahead = u32::try_from(position).unwrap_or(u32::MAX);
-                }
-            });
+            self.move_up(claim.id, position);
             if let Some(blocker) = view.blocker(position) {
                 session.until_changed(&format!("{locks}/{}", blocker.node)).await;
                 continue;
@@ -379,7 +365,7 @@ async fn look(session: &Session, dir: &str) -> Answer<Room> {
     };
     let noted = above?.is_some_and(|stat| stat.data_length > 0);
     let closed = match noted {
-        true => session.closed_for(dir, leases.iter().map(String::as_str)).await?,
+        true => session.closed_for(dir, &View::of(leases.clone()), None).await?,
         false => Duration::ZERO,
     };
     Ok(Room { capacity, leases, closed })

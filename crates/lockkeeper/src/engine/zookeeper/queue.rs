@@ -123,9 +123,7 @@ impl Inner {
     ) -> Answer<Standing> {
         let (dir, _) = layout::queue(claim);
         let Some(position) = view.position(layout::last(&own.path)) else {
-            // Somebody deleted it already.
-            self.mine.finish(claim.id, Cause::Expired, self.now());
-            return Ok(Standing::Gone(Cause::Expired));
+            return Ok(self.missing(claim.id));
         };
         let child = &view.line[position];
         let refused = layout::check_sequence(&dir, child.sequence)
@@ -134,7 +132,7 @@ impl Inner {
             self.give_up(claim.id).await;
             return Err(error.into());
         }
-        let closed = self.closed(session, &dir, &view).await?;
+        let closed = closed(session, &dir, &view, &own).await?;
         let blocker = view.blocker(position);
         if blocker.is_none() && closed.is_zero() {
             session.arm(&dir, layout::last(&own.path), claim).await?;
@@ -145,31 +143,62 @@ impl Inner {
             return Ok(self.grant(claim, session, sent, token, true));
         }
         if intent != Intent::Queue {
-            self.nudge_later(session, claim, intent, &dir, &view);
-            self.give_up(claim.id).await;
-            return Ok(Standing::Busy);
+            return Ok(self.turn_away(session, claim, intent, &dir, &view).await);
         }
         if let Err(error) = room(&view, position, claim) {
             self.give_up(claim.id).await;
             return Err(error.into());
         }
-        let ahead = u32::try_from(view.waiting_before(position)).unwrap_or(u32::MAX);
         let turn = self.clone().wait_turn(session.clone(), claim.id, own.clone(), blocker.cloned());
+        Ok(self.line_up(claim, session, sent, own, view.waiting_before(position), turn))
+    }
+
+    /// What a claim is whose node is not in the list: somebody deleted it.
+    pub(super) fn missing(&self, id: ClaimId) -> Standing {
+        self.mine.finish(id, Cause::Expired, self.now());
+        Standing::Gone(Cause::Expired)
+    }
+
+    /// Takes the node away of a claim that does not want to wait.
+    pub(super) async fn turn_away(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        claim: &Claim,
+        intent: Intent,
+        dir: &str,
+        view: &View,
+    ) -> Standing {
+        self.nudge_later(session, claim, intent, dir, view);
+        self.give_up(claim.id).await;
+        Standing::Busy
+    }
+
+    /// Leaves a claim in its place; `turn` waits for its turn.
+    pub(super) fn line_up(
+        &self,
+        claim: &Claim,
+        session: &Session,
+        sent: Moment,
+        own: Node,
+        ahead: usize,
+        turn: impl Future<Output = ()> + Send + 'static,
+    ) -> Standing {
         let waiting = tokio::spawn(turn).abort_handle();
-        let ticket = Spot::ticket(&own);
+        let (ticket, ahead) = (Spot::ticket(&own), u32::try_from(ahead).unwrap_or(u32::MAX));
         self.mine.with(claim.id, |entry| {
             entry.spot = Spot::Queued { node: own, ahead };
             entry.waiting = Some(waiting);
         });
-        Ok(self.place(claim, session, sent, (ticket, ahead)))
+        self.place(claim, session, sent, (ticket, ahead))
     }
 
-    /// For how long nobody is let in, although nobody holds.
-    async fn closed(&self, session: &Session, dir: &str, view: &View) -> Answer<Duration> {
-        if !view.noted {
-            return Ok(Duration::ZERO);
-        }
-        session.closed_for(dir, view.line.iter().map(|child| child.node.as_str())).await
+    /// Notes how many are still ahead of a claim that waits.
+    pub(super) fn move_up(&self, id: ClaimId, ahead: usize) {
+        self.mine.with(id, |entry| {
+            if let Spot::Queued { ahead: known, .. } = &mut entry.spot {
+                *known = u32::try_from(ahead).unwrap_or(u32::MAX);
+            }
+        });
     }
 
     /// Waits until the claim behind a node has its turn, and hands it over.
@@ -198,12 +227,7 @@ impl Inner {
                 return self.gone(id, Cause::Expired);
             };
             if let Some(child) = view.blocker(position) {
-                let ahead = u32::try_from(view.waiting_before(position)).unwrap_or(u32::MAX);
-                self.mine.with(id, |entry| {
-                    if let Spot::Queued { ahead: known, .. } = &mut entry.spot {
-                        *known = ahead;
-                    }
-                });
+                self.move_up(id, view.waiting_before(position));
                 blocker = Some(child.clone());
                 continue;
             }
@@ -226,7 +250,7 @@ impl Inner {
         dir: &str,
         view: &View,
     ) -> Answer<Duration> {
-        let closed = self.closed(session, dir, view).await?;
+        let closed = closed(session, dir, view, own).await?;
         let claim = self.mine.with(id, |entry| entry.claim.clone());
         if let Some(claim) = claim.filter(|_| closed.is_zero()) {
             session.arm(dir, layout::last(&own.path), &claim).await?;
@@ -339,6 +363,14 @@ impl Session {
                 return;
             }
         }
+    }
+}
+
+/// For how long nobody is let in, although nobody holds.
+async fn closed(session: &Session, dir: &str, view: &View, own: &Node) -> Answer<Duration> {
+    match view.noted {
+        true => session.closed_for(dir, view, Some(layout::last(&own.path))).await,
+        false => Ok(Duration::ZERO),
     }
 }
 

@@ -16,7 +16,7 @@ use zookeeper_client::{
 
 use super::config::{ZooKeeper, ZooKeeperAcl};
 use super::connect;
-use super::fault::{Answer, Trouble, read_only};
+use super::fault::{Answer, Trouble};
 use super::layout::OURS;
 use super::pulse::Pulse;
 use crate::clock::{Clock, Moment};
@@ -119,7 +119,6 @@ impl Session {
                             or have no quorum";
                 Err(Error::new(ErrorKind::Unreachable, text).into())
             }
-            SessionState::ConnectedReadOnly => Err(read_only().into()),
             _ => Ok(client),
         }
     }

@@ -3,7 +3,7 @@
 //! | Table | One row per | Written by |
 //! |---|---|---|
 //! | `session_locks` | name, for good; its row lock *is* the lock | whoever first uses the name |
-//! | `session_tokens` | name, for good: the last token, how long it is closed | the control session |
+//! | `session_tokens` | name, for good: the last token (0: none yet), how long it is closed | the control session |
 //! | `session_holders` | grant: whom to ask; row-locked by the session that holds | inserted by the control session, deleted with the row lock's end |
 //! | `session_breaks` | grant that is broken, with the reason | whoever breaks it |
 //!
@@ -198,10 +198,6 @@ impl Words {
     pub(super) fn register(&self, claim: &Claim, floor: Token, session: u64) -> String {
         let Words { tokens, holders, .. } = self;
         let (key, now) = (self.key(&claim.name), self.now());
-        // A name that is new or was forgotten starts above whatever it had:
-        // no name is granted more often than once in a microsecond.
-        // Names that were forgotten left their tokens under the empty name.
-        let clock = self.dialect.clock();
         let least = i64::try_from(floor.get()).unwrap_or(i64::MAX).max(0);
         let About { who, host, pid, note } = &*claim.about;
         let note_down = |token: &str| {
@@ -218,31 +214,51 @@ impl Words {
                 millis(claim.lock_delay),
             )
         };
-        // Readers leave the token as it is; the row says that the name is used.
-        let (step, token) = match (claim.mode.is_exclusive(), self.is_postgres()) {
-            (true, true) => (1, format!("(SELECT token FROM {tokens} WHERE name = {key})")),
-            (true, false) => (1, "LAST_INSERT_ID()".to_owned()),
-            (false, _) => (0, "NULL".to_owned()),
+        let nobody = self.dialect.bytes("");
+        let forgotten = if self.is_postgres() {
+            format!("(SELECT f.token FROM {tokens} f WHERE f.name = {nobody})")
+        } else {
+            "@f".to_owned()
         };
-        let (note, nobody) = (note_down(&token), self.dialect.bytes(""));
-        let answer = if step == 0 { "NULL" } else { &token };
+        // A name that has no token yet, or was forgotten, starts above
+        // whatever it had: no name is granted more often than once in a
+        // microsecond, and those that were forgotten left their tokens under
+        // the empty name.
+        let clock = self.dialect.clock();
+        let first = format!("greatest({least}, {clock}, coalesce({forgotten}, 0) + 1)");
+        // Readers leave the token as it is; the row says that the name is used.
+        let (first, next, token) = match (claim.mode.is_exclusive(), self.is_postgres()) {
+            (true, true) => (
+                first.clone(),
+                format!("CASE t.token WHEN 0 THEN {first} ELSE greatest(t.token + 1, {least}) END"),
+                format!("(SELECT token FROM {tokens} WHERE name = {key})"),
+            ),
+            (true, false) => (
+                format!("LAST_INSERT_ID({first})"),
+                format!("LAST_INSERT_ID(IF(token = 0, {first}, GREATEST(token + 1, {least})))"),
+                "LAST_INSERT_ID()".to_owned(),
+            ),
+            (false, true) => {
+                (least.to_string(), format!("greatest(t.token, {least})"), "NULL".to_owned())
+            }
+            (false, false) => {
+                (least.to_string(), format!("GREATEST(token, {least})"), "NULL".to_owned())
+            }
+        };
+        let note = note_down(&token);
         if self.is_postgres() {
             format!(
-                "BEGIN; INSERT INTO {tokens} AS t (name, token, used) VALUES ({key}, \
-                 greatest({least}, {clock}, \
-                 (SELECT f.token + 1 FROM {tokens} f WHERE f.name = {nobody})), {now}) \
-                 ON CONFLICT (name) DO UPDATE \
-                 SET token = greatest(t.token + {step}, {least}), used = {now}; \
-                 {note}; SELECT {answer}; COMMIT",
+                "BEGIN; INSERT INTO {tokens} AS t (name, token, used) \
+                 VALUES ({key}, {first}, {now}) \
+                 ON CONFLICT (name) DO UPDATE SET token = {next}, used = {now}; \
+                 {note}; SELECT {token}; COMMIT",
             )
         } else {
             format!(
                 "BEGIN; SET @f = (SELECT token FROM {tokens} WHERE name = {nobody}); \
-                 INSERT INTO {tokens} (name, token, used) VALUES ({key}, \
-                 LAST_INSERT_ID(GREATEST({least}, {clock}, COALESCE(@f, 0) + 1)), {now}) \
-                 ON DUPLICATE KEY UPDATE \
-                 token = LAST_INSERT_ID(GREATEST(token + {step}, {least})), used = {now}; \
-                 {note}; SELECT {answer}; COMMIT",
+                 INSERT INTO {tokens} (name, token, used) VALUES ({key}, {first}, {now}) \
+                 ON DUPLICATE KEY UPDATE token = {next}, used = {now}; \
+                 {note}; SELECT {token}; COMMIT",
             )
         }
     }
@@ -296,13 +312,12 @@ impl Words {
 
     /// Closes a name for some time.
     pub(super) fn close(&self, name: &LockName, time: Duration) -> String {
-        let (tokens, key, clock) = (&self.tokens, self.key(name), self.dialect.clock());
-        let now = self.now();
+        let (tokens, key, now) = (&self.tokens, self.key(name), self.now());
         if self.is_postgres() {
             let until = format!("clock_timestamp() + interval '{} milliseconds'", millis(time));
             format!(
                 "INSERT INTO {tokens} AS t (name, token, closed_until, used) \
-                 VALUES ({key}, {clock}, {until}, {now}) \
+                 VALUES ({key}, 0, {until}, {now}) \
                  ON CONFLICT (name) DO UPDATE \
                  SET closed_until = greatest(t.closed_until, {until})"
             )
@@ -310,7 +325,7 @@ impl Words {
             let until = format!("UTC_TIMESTAMP(6) + INTERVAL {} MICROSECOND", time.as_micros());
             format!(
                 "INSERT INTO {tokens} (name, token, closed_until, used) \
-                 VALUES ({key}, {clock}, {until}, {now}) \
+                 VALUES ({key}, 0, {until}, {now}) \
                  ON DUPLICATE KEY UPDATE \
                  closed_until = GREATEST(COALESCE(closed_until, {until}), {until})"
             )

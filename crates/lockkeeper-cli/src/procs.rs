@@ -67,6 +67,9 @@ fn lives_in(stat: &[u8], group: i32) -> bool {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -75,7 +78,12 @@ mod tests {
         assert!(!lives_in(b"12 (a) Z 1 12 12 0", 12));
         assert!(!lives_in(b"13 (a) S 1 13 13 0", 12));
         assert!(!lives_in(b"", 12));
-        assert!(group_lives(rustix::process::getpgrp().as_raw_pid()));
         assert!(!group_lives(i32::MAX));
+        let mut child = Command::new("sleep").arg("60").process_group(0).spawn().unwrap();
+        let group = i32::try_from(child.id()).unwrap();
+        assert!(group_lives(group));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!group_lives(group));
     }
 }

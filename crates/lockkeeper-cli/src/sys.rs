@@ -18,6 +18,14 @@ pub(crate) fn is_ignored(signal: i32) -> bool {
     }
 }
 
+/// Our process group. One that was made outside of our PID namespace (`unshare
+/// --pid`, `bwrap --unshare-pid`) has no number in it: the kernel says 0, which
+/// rustix takes for impossible.
+pub(crate) fn own_group() -> Option<Pid> {
+    // SAFETY: only reads.
+    Pid::from_raw(unsafe { libc::getpgrp() })
+}
+
 /// Ignores SIGTTOU, which would stop us for moving the terminal from the
 /// background. Returns whether that is news, and so to be undone for a command.
 pub(crate) fn may_move_terminal() -> bool {

@@ -108,13 +108,14 @@ impl Sentinel {
             "sentinel failover-timeout main 3000".to_owned(),
         ];
         fs::write(&path, lines.join("\n")).expect("a file for the sentinel");
-        let child = Command::new("redis-sentinel")
+        let child = Command::new("redis-server")
             .arg(&path)
+            .arg("--sentinel")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .expect("redis-sentinel is installed (scripts/setup does it)");
+            .expect("redis-server is installed (scripts/setup does it)");
         Sentinel { port, folder, child }
     }
 

@@ -2,9 +2,11 @@
 //! their own, ended by their process id, also when a test panics.
 
 use std::fs;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -49,13 +51,14 @@ impl RedisServer {
 
     fn launched(arguments: &[&str], environment: Vec<(String, String)>) -> Self {
         let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
-        let folder = folder("redis");
+        let mut said = String::new();
         // Somebody else may take the port between the look and the start.
         for _ in 0..20 {
-            let port = free_port();
+            // One that does not come up takes its folder along.
+            let (port, folder) = (free_port(), folder("redis"));
             let child = launch(&folder, port, &arguments, &environment);
             let mut server = RedisServer {
-                folder: folder.clone(),
+                folder,
                 port,
                 arguments: arguments.clone(),
                 environment: environment.clone(),
@@ -64,8 +67,9 @@ impl RedisServer {
             if server.comes_up() {
                 return server;
             }
+            said = log(&server.folder);
         }
-        panic!("redis-server does not start: {}", log(&folder));
+        panic!("redis-server does not start: {said}");
     }
 
     /// The port it listens on.
@@ -183,9 +187,28 @@ fn log(folder: &Path) -> String {
 }
 
 /// A port that nobody listens on right now.
+///
+/// Nobody else of this process is given it, and it is not one of those that
+/// the kernel picks for connections and for listeners that leave it the
+/// choice: they come and go while a server starts. Neither is the port 10000
+/// above, which a node of a Redis cluster listens on as well.
+///
+/// # Panics
+/// When thousands are taken.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("an address").port()
+    const FIRST: u16 = 10_001;
+    const COUNT: u64 = 9_999;
+    static GIVEN: AtomicU64 = AtomicU64::new(0);
+    // Test programs that run at once begin at different places.
+    static START: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
+    for _ in 0..COUNT {
+        let number = GIVEN.fetch_add(1, Ordering::Relaxed).wrapping_add(*START) % COUNT;
+        let port = FIRST + u16::try_from(number).expect("less than COUNT");
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+    panic!("no port from {FIRST} on is free");
 }
 
 /// A new folder that nobody else uses.

@@ -11,8 +11,8 @@ use rustix::termios::{tcgetpgrp, tcsetpgrp};
 #[derive(Debug)]
 pub(super) struct Terminal {
     tty: Option<OwnedFd>,
-    /// Our own process group.
-    ours: Pid,
+    /// Our own process group, unless it has no name here.
+    ours: Option<Pid>,
     /// Whether we ignore a signal that the command is to heed.
     pub(super) heed: bool,
 }
@@ -22,7 +22,7 @@ impl Terminal {
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let tty = rustix::fs::open("/dev/tty", flags, Mode::empty()).ok();
         let heed = tty.is_some() && crate::sys::may_move_terminal();
-        Terminal { tty, ours: rustix::process::getpgrp(), heed }
+        Terminal { tty, ours: crate::sys::own_group(), heed }
     }
 
     /// What the command is to be given from its first instruction: a terminal
@@ -35,7 +35,7 @@ impl Terminal {
 
     /// Whether our group is in the foreground.
     pub(super) fn is_ours(&self) -> bool {
-        self.belongs_to(self.ours)
+        self.ours.is_some_and(|ours| self.belongs_to(ours))
     }
 
     /// Whether that group is in the foreground.
@@ -51,13 +51,15 @@ impl Terminal {
     /// Puts our own group in the foreground if the command's is.
     pub(super) fn take_back_from(&self, group: Pid) {
         if self.belongs_to(group) {
-            self.set(self.ours);
+            self.reclaim();
         }
     }
 
     /// Puts our own group in the foreground after a start that failed half way.
     pub(super) fn reclaim(&self) {
-        self.set(self.ours);
+        if let Some(ours) = self.ours {
+            self.set(ours);
+        }
     }
 
     fn set(&self, group: Pid) {

@@ -50,7 +50,7 @@ fn make(flavour: Flavour, place: &Path) {
             .arg(format!("--datadir={}", place.display()))
             // Servers that share a place for temporary tables take them from each other.
             .arg(format!("--tmpdir={}", place.parent().expect("a folder above").display()))
-            .arg(format!("--user={}", user()))
+            .args(user())
             .args(SMALL)),
         Flavour::Postgres => {
             let parent = place.parent().expect("a folder above");
@@ -89,7 +89,7 @@ pub(super) fn server(flavour: Flavour, how: &Settings, folder: &Path, port: u16)
             let mut command = Command::new(mariadbd());
             command
                 .arg("--no-defaults")
-                .arg(format!("--user={}", user()))
+                .args(user())
                 .arg(format!("--datadir={}", file("data")))
                 .arg(format!("--tmpdir={}", folder.display()))
                 .arg(format!("--port={port}"))
@@ -230,6 +230,8 @@ fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-fn user() -> String {
-    if is_root() { "root".to_owned() } else { std::env::var("USER").unwrap_or_default() }
+/// MariaDB runs as root only where it is told to; for others there is nothing to
+/// tell, and `$USER` is not set everywhere.
+fn user() -> Option<&'static str> {
+    is_root().then_some("--user=root")
 }

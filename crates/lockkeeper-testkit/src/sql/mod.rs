@@ -109,18 +109,21 @@ impl SqlServer {
     }
 
     fn launch(flavour: Flavour, how: Settings, folder: PathBuf) -> Self {
+        let port = free_port();
+        let process = start(flavour, &how, &folder, port);
+        let mut server = SqlServer { flavour, how, folder, port, process };
         // Somebody else may take the port between the look and the start.
         for _ in 0..20 {
-            let port = free_port();
-            let mut command = install::server(flavour, &how, &folder, port);
-            let process = Process::start(&mut command, &folder);
-            let mut server =
-                SqlServer { flavour, how: how.clone(), folder: folder.clone(), port, process };
             if server.comes_up() {
                 return server;
             }
+            if server.process.is_up() {
+                server.process.kill();
+            }
+            server.port = free_port();
+            server.process = start(flavour, &server.how, &server.folder, server.port);
         }
-        panic!("{flavour:?} does not start: {}", log(&folder));
+        panic!("{flavour:?} does not start: {}", log(&server.folder));
     }
 
     /// Which database it is.
@@ -202,8 +205,7 @@ impl SqlServer {
     pub fn restart(&mut self) {
         self.process.kill();
         for _ in 0..50 {
-            let mut command = install::server(self.flavour, &self.how, &self.folder, self.port);
-            self.process = Process::start(&mut command, &self.folder);
+            self.process = start(self.flavour, &self.how, &self.folder, self.port);
             if self.comes_up() {
                 return;
             }
@@ -275,6 +277,10 @@ impl SqlServer {
         }
         false
     }
+}
+
+fn start(flavour: Flavour, how: &Settings, folder: &Path, port: u16) -> Process {
+    Process::start(&mut install::server(flavour, how, folder, port), folder)
 }
 
 impl Drop for SqlServer {

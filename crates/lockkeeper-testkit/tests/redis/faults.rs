@@ -228,7 +228,8 @@ async fn a_flushall_under_load_ends_nothing_but_the_locks() {
         server.cli(&["FLUSHALL"]);
         let (cause, took) = until_lost(&guard, Duration::from_secs(2)).await;
         assert_eq!(cause, Cause::Expired);
-        assert!(took < Duration::from_millis(450), "noticed after {took:?}");
+        // It renews every 300 ms; without an answer it would give up near 900.
+        assert!(took < Duration::from_millis(600), "noticed after {took:?}");
     }
     stop.store(true, Ordering::Relaxed);
     for worker in workers {

@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
+use futures_util::future::join;
 use serde::{Deserialize, Serialize};
 
 use super::fault::{Answer, Trouble};
@@ -121,31 +122,47 @@ impl Session {
         }
     }
 
-    /// For how long a name is closed whose holders are in `view`, and who may
-    /// be there itself by the node `own`.
+    /// For how long a name is closed whose holders are the children of
+    /// `holders`; who asks may be there itself, by the node `own`.
     pub(super) async fn closed_for(
         &self,
         dir: &str,
-        view: &View,
+        holders: &str,
         own: Option<&str>,
     ) -> Answer<Duration> {
-        let (data, _) = match self.data(dir).await {
-            Ok(read) => read,
-            Err(Trouble::NoNode) => return Ok(Duration::ZERO),
-            Err(trouble) => return Err(trouble),
-        };
-        // Other people's data closes nothing.
-        let Some(mut record) = Record::read(&data) else { return Ok(Duration::ZERO) };
-        if record == Record::default() {
-            return Ok(Duration::ZERO);
+        loop {
+            // Who is written down had its node before, and strikes itself out
+            // before it deletes it: so whoever is in this data, but not in a
+            // list that is younger, has failed, if the data is still the same.
+            // Both requests leave together, and are answered in order.
+            let (read, listed) = join(self.data(dir), self.children(holders)).await;
+            let (data, stat) = match read {
+                Ok(read) => read,
+                Err(Trouble::NoNode) => return Ok(Duration::ZERO),
+                Err(trouble) => return Err(trouble),
+            };
+            // Other people's data closes nothing.
+            let Some(mut record) = Record::read(&data) else { return Ok(Duration::ZERO) };
+            if record == Record::default() {
+                return Ok(Duration::ZERO);
+            }
+            let view = match listed {
+                Ok(children) => View::of(children),
+                Err(Trouble::NoNode) => View::default(),
+                Err(trouble) => return Err(trouble),
+            };
+            self.ask_wall().await;
+            let (before, now) = (record.clone(), self.wall_now());
+            record.notice(&view, own, now);
+            if record != before {
+                match self.set(dir, &record.write(), Some(stat.version)).await {
+                    // Somebody was faster: it may have left in order.
+                    Err(Trouble::Changed) => continue,
+                    done => drop(done?),
+                }
+            }
+            return Ok(record.closed(now).time);
         }
-        self.ask_wall().await;
-        let (before, now) = (record.clone(), self.wall_now());
-        record.notice(view, own, now);
-        if record != before {
-            self.change(dir, |record| record.notice(view, own, now)).await?;
-        }
-        Ok(record.closed(now).time)
     }
 
     /// For how long a name is closed, and to whom, for whoever only looks.

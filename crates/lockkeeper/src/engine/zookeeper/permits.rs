@@ -350,8 +350,8 @@ impl Inner {
 
 /// Reads how many permits there are, and who has some.
 async fn look(session: &Session, dir: &str) -> Answer<Room> {
-    let (leases, capacity) = (layout::leases(dir), format!("{dir}/capacity"));
-    let reads = join3(session.data(&capacity), session.children(&leases), session.exists(dir));
+    let (holders, capacity) = (layout::leases(dir), format!("{dir}/capacity"));
+    let reads = join3(session.data(&capacity), session.children(&holders), session.exists(dir));
     let (capacity, leases, above) = reads.await;
     let capacity = match capacity {
         Ok((data, _)) => Some(super::cells::capacity(&data)?),
@@ -365,7 +365,7 @@ async fn look(session: &Session, dir: &str) -> Answer<Room> {
     };
     let noted = above?.is_some_and(|stat| stat.data_length > 0);
     let closed = match noted {
-        true => session.closed_for(dir, &View::of(leases.clone()), None).await?,
+        true => session.closed_for(dir, &holders, None).await?,
         false => Duration::ZERO,
     };
     Ok(Room { capacity, leases, closed })

@@ -369,7 +369,7 @@ impl Session {
 /// For how long nobody is let in, although nobody holds.
 async fn closed(session: &Session, dir: &str, view: &View, own: &Node) -> Answer<Duration> {
     match view.noted {
-        true => session.closed_for(dir, view, Some(layout::last(&own.path))).await,
+        true => session.closed_for(dir, dir, Some(layout::last(&own.path))).await,
         false => Ok(Duration::ZERO),
     }
 }

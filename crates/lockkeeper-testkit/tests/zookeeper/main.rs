@@ -4,6 +4,7 @@
 mod cancel;
 mod counts;
 mod cuts;
+mod delays;
 mod histories;
 mod interop;
 mod kit;

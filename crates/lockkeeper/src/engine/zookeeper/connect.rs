@@ -106,13 +106,17 @@ async fn why_not(zookeeper: &ZooKeeper) -> Error {
             place(host, *port)
         })
     };
+    // Where somebody serves there is a quorum, whatever another one says.
+    let serving = ["leader", "follower", "standalone"]
+        .into_iter()
+        .find_map(|mode| found(&format!("Mode: {mode}")));
     let majority = "no quorum, and locks need one: a majority of the members has to be up and \
                     reach each other";
     let text = if said.iter().all(Option::is_none) {
         format!("nobody listens at {hosts}")
-    } else if let Some(member) = found("Mode: read-only") {
+    } else if let (None, Some(member)) = (&serving, found("Mode: read-only")) {
         format!("the member {member} is read-only: its ensemble has {majority}")
-    } else if let Some(member) = found("not currently serving requests") {
+    } else if let (None, Some(member)) = (&serving, found("not currently serving requests")) {
         format!("the member {member} serves nobody: its ensemble has {majority}")
     } else {
         let tls = if zookeeper.tls { ", or they do not accept our encryption" } else { "" };

@@ -119,7 +119,9 @@ impl Words {
             "name IN ({names}) AND used < {now} - {idle} \
              AND (closed_until IS NULL OR closed_until < {now})"
         );
-        let highest = format!("(SELECT max(token) FROM {tokens} WHERE {idle})");
+        // Of all, also of those that turn out not to be idle: the clock goes on
+        // between this and the deletion.
+        let highest = format!("(SELECT max(token) FROM {tokens} WHERE name IN ({names}))");
         let keep = if self.is_postgres() {
             format!(
                 "INSERT INTO {tokens} AS t (name, token, used) \

@@ -238,12 +238,8 @@ impl Words {
                 format!("LAST_INSERT_ID(IF(token = 0, {first}, GREATEST(token + 1, {least})))"),
                 "LAST_INSERT_ID()".to_owned(),
             ),
-            (false, true) => {
-                (least.to_string(), format!("greatest(t.token, {least})"), "NULL".to_owned())
-            }
-            (false, false) => {
-                (least.to_string(), format!("GREATEST(token, {least})"), "NULL".to_owned())
-            }
+            (false, true) => ("0".to_owned(), "t.token".to_owned(), "NULL".to_owned()),
+            (false, false) => ("0".to_owned(), "token".to_owned(), "NULL".to_owned()),
         };
         let note = note_down(&token);
         if self.is_postgres() {

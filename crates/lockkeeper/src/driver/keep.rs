@@ -324,7 +324,9 @@ mod tests {
                 let renew_at = now + Duration::from_millis(every);
                 let beat = rhythm.at_or_before(renew_at, now + Duration::from_millis(20));
                 assert!(beat > now && beat <= renew_at, "from {start} every {every} ms");
-                off += u32::from(beat.since(rhythm.0).as_nanos() % Rhythm::STEP.as_nanos() != 0);
+                let on_beat =
+                    beat.since(rhythm.0).as_nanos().is_multiple_of(Rhythm::STEP.as_nanos());
+                off += u32::from(!on_beat);
                 now = beat;
             }
             // Off the beat at most once, on the way into it.

@@ -128,7 +128,9 @@ pub async fn lock_delay_follows_a_failed_holder_only(stage: &Stage) {
             tokio::select! {
                 next = &mut next => return next.unwrap(),
                 status = stage.status(&name) => {
-                    let wrong = !status.closed_for.is_zero() && !status.holders.is_empty();
+                    // The end of the delay may fall between what a look reads.
+                    let closed = status.closed_for > delay / 6;
+                    let wrong = closed && !status.holders.is_empty();
                     assert!(!wrong, "somebody holds a closed name: {status:?}");
                 }
             }

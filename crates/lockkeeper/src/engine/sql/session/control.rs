@@ -33,7 +33,7 @@ struct Slot {
 pub(super) struct Dead {
     /// How many there were.
     pub(super) count: usize,
-    /// For how long the name is closed because of them.
+    /// For how long the name is closed, because of them or of others.
     pub(super) closed: Duration,
 }
 
@@ -135,12 +135,12 @@ impl Control {
         found: Result<Vec<Table>, Fault>,
     ) -> Result<Dead, Fault> {
         let found = found?;
-        let [_, rows, uptime] = &found[..] else { return Err(unclear()) };
+        let [_, left, certain, perhaps, uptime] = &found[..] else { return Err(unclear()) };
         let uptime = uptime.rows.first().ok_or_else(unclear)?.number(1)?;
         let uptime = self.words.uptime_of(uptime);
         let mut dead = Dead::default();
         let mut statements = Vec::new();
-        for row in &rows.rows {
+        for row in certain.rows.iter().chain(&perhaps.rows) {
             let time = |column| Ok(Duration::from_millis(row.number(column)?.unsigned_abs()));
             let (lease, delay, age): (Duration, Duration, Duration) =
                 (time(1)?, time(2)?, time(3)?);
@@ -158,8 +158,12 @@ impl Control {
         statements.push("COMMIT".to_owned());
         // The flag is for those who go away, not for this very question.
         slot.dirty = false;
-        let done = self.ask_in(slot, &statements.join("; ")).await;
-        done.map(|_| dead)
+        self.ask_in(slot, &statements.join("; ")).await?;
+        // Somebody else may have buried them, and closed it.
+        let left = left.rows.first().map_or(Ok(None), |row| row.maybe_number(0))?;
+        let left = u64::try_from(left.unwrap_or(0)).unwrap_or(0);
+        dead.closed = dead.closed.max(Duration::from_millis(left));
+        Ok(dead)
     }
 
     /// Ends a session, waits until what it held is free, and deletes its note.

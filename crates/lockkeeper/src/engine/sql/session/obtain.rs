@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::super::fault::{Class, Fault, Stage};
 use super::super::wire::{Table, Wire};
 use super::Shared;
-use super::control::unclear;
+use super::control::{Dead, unclear};
 use super::task::{GRACE, Order, Stand, Task};
 use crate::clock::Moment;
 use crate::engine::words::kind_from;
@@ -61,8 +61,13 @@ impl Task {
             };
             let mut closed = found.closed;
             if found.noted > 0 {
-                let dead = self.shared.control.bury(&claim.name, Some(claim.mode)).await;
-                let dead = dead.map_err(|fault| fault.at(Stage::Work))?;
+                let dead = match self.shared.control.bury(&claim.name, Some(claim.mode)).await {
+                    // The server is still at ending the session of one of them.
+                    Err(fault) if matches!(fault.class, Class::Locked | Class::Conflict) => {
+                        Dead { count: 0, closed: PROMPT }
+                    }
+                    dead => dead.map_err(|fault| fault.at(Stage::Work))?,
+                };
                 closed = closed.max(dead.closed);
                 if dead.count > 0 && closed.is_zero() {
                     self.unless_ended(tokio::time::sleep(GRACE)).await?;
@@ -252,7 +257,7 @@ enum Asked {
 }
 
 fn read_row(tables: &[Table], claim: &Claim) -> Result<Asked, Fault> {
-    let [.., locked, there, closed, noted] = tables else {
+    let [.., locked, there, noted, closed] = tables else {
         return Err(unclear());
     };
     // A row that was made after this question, or waited for, is locked, but

@@ -145,8 +145,9 @@ impl Words {
 
     /// Begins a transaction and asks for the row of a name: waiting for it up
     /// to `slice`, or not at all. The last four answers are the row, the row
-    /// whether locked or not, how long the name is closed, and how many
-    /// holders are noted.
+    /// whether locked or not, how many holders are noted, and how long the name
+    /// is closed: in this order, because whoever deletes the note of a dead one
+    /// closes the name in the same transaction.
     pub(super) fn lock(&self, claim: &Claim, slice: Option<Duration>) -> String {
         let Words { locks, tokens, holders, .. } = self;
         let key = self.key(&claim.name);
@@ -181,8 +182,8 @@ impl Words {
             out,
             "SELECT kind FROM {locks} WHERE name = {key} {mode}{skip}; \
              SELECT kind FROM {locks} WHERE name = {key}; \
-             SELECT {left} FROM {tokens} WHERE name = {key} AND closed_until > {now}; \
-             SELECT count(*) FROM {holders} WHERE name = {key}",
+             SELECT count(*) FROM {holders} WHERE name = {key}; \
+             SELECT {left} FROM {tokens} WHERE name = {key} AND closed_until > {now}",
             now = self.now(),
         );
         out

@@ -28,6 +28,9 @@ struct Slot {
     dirty: bool,
 }
 
+/// How soon to look again for a holder who is certainly dead.
+const SOON: Duration = Duration::from_millis(40);
+
 /// What was found of a name's dead holders.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Dead {
@@ -135,12 +138,14 @@ impl Control {
         found: Result<Vec<Table>, Fault>,
     ) -> Result<Dead, Fault> {
         let found = found?;
-        let [_, left, certain, perhaps, uptime] = &found[..] else { return Err(unclear()) };
+        let [_, left, rows, certain, uptime] = &found[..] else { return Err(unclear()) };
         let uptime = uptime.rows.first().ok_or_else(unclear)?.number(1)?;
         let uptime = self.words.uptime_of(uptime);
         let mut dead = Dead::default();
         let mut statements = Vec::new();
-        for row in certain.rows.iter().chain(&perhaps.rows) {
+        let mut certain = certain.rows.first().map_or(Ok(0), |row| row.number(0))?;
+        for row in &rows.rows {
+            certain -= row.number(4)?;
             let time = |column| Ok(Duration::from_millis(row.number(column)?.unsigned_abs()));
             let (lease, delay, age): (Duration, Duration, Duration) =
                 (time(1)?, time(2)?, time(3)?);
@@ -163,6 +168,10 @@ impl Control {
         let left = left.rows.first().map_or(Ok(None), |row| row.maybe_number(0))?;
         let left = u64::try_from(left.unwrap_or(0)).unwrap_or(0);
         dead.closed = dead.closed.max(Duration::from_millis(left));
+        if certain > 0 {
+            // The server is still at ending the session of one of them.
+            dead.closed = dead.closed.max(SOON);
+        }
         Ok(dead)
     }
 

@@ -9,33 +9,32 @@ use crate::name::LockName;
 use crate::token::ClaimId;
 
 impl Words {
-    /// Locks the rows of dead holders of a name. Whoever does this does it one
-    /// after the other, by the row of the name's token, so that nobody takes
-    /// what another is just about to delete for the row of somebody alive.
+    /// Locks the rows of dead holders of a name: none but the dead have rows
+    /// that can be locked. Of those that `mine` excludes all are taken, of
+    /// others the ones that are not just arriving.
     ///
-    /// Those whom the row lock of `mine` excludes are dead for certain: their
-    /// rows are waited for, since the server may still be at ending their
-    /// sessions. Of others those are dead whose rows nobody has locked, unless
-    /// they are just arriving. The answers are for how long the name is closed
-    /// already, the rows of either sort, and for how long the server is up.
+    /// Whoever does this does it one after the other, by the row of the name's
+    /// token, so that nobody takes what another is about to delete for the row
+    /// of somebody alive. The answers are for how long the name is closed
+    /// already, the rows, how many there should be of those that `mine`
+    /// excludes, and for how long the server has been up.
     pub(super) fn find_dead(&self, name: &LockName, mine: Option<Mode>) -> String {
         let Words { tokens, holders, .. } = self;
         let key = self.key(name);
         let old = format!("since < {} - {}", self.now(), self.span(ARRIVING));
-        let (certain, perhaps) = match mine {
-            Some(mode) if mode.is_exclusive() => ("1 = 1", "1 = 0".to_owned()),
-            Some(_) => ("mode <> 'read'", format!("mode = 'read' AND {old}")),
+        let (certain, whom) = match mine {
+            Some(mode) if mode.is_exclusive() => ("1 = 1", "1 = 1".to_owned()),
+            Some(_) => ("mode <> 'read'", format!("({old} OR mode <> 'read')")),
             None => ("1 = 0", old),
         };
         let (age, left) = (self.millis_since("since"), self.millis_left("closed_until"));
         // What was committed while we waited must be seen.
         let level = if self.is_postgres() { " ISOLATION LEVEL READ COMMITTED" } else { "" };
-        let rows = format!(
-            "SELECT claim, lease_ms, delay_ms, {age} FROM {holders} WHERE name = {key} AND"
-        );
         format!(
             "BEGIN{level}; SELECT {left} FROM {tokens} WHERE name = {key} FOR UPDATE; \
-             {rows} {certain} FOR UPDATE; {rows} {perhaps} FOR UPDATE SKIP LOCKED; {}",
+             SELECT claim, lease_ms, delay_ms, {age}, CASE WHEN {certain} THEN 1 ELSE 0 END \
+             FROM {holders} WHERE name = {key} AND {whom} FOR UPDATE SKIP LOCKED; \
+             SELECT count(*) FROM {holders} WHERE name = {key} AND {certain}; {}",
             self.uptime()
         )
     }

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::super::fault::{Class, Fault, Stage};
 use super::super::wire::{Table, Wire};
 use super::Shared;
-use super::control::{Dead, unclear};
+use super::control::unclear;
 use super::task::{GRACE, Order, Stand, Task};
 use crate::clock::Moment;
 use crate::engine::words::kind_from;
@@ -61,13 +61,8 @@ impl Task {
             };
             let mut closed = found.closed;
             if found.noted > 0 {
-                let dead = match self.shared.control.bury(&claim.name, Some(claim.mode)).await {
-                    // The server is still at ending the session of one of them.
-                    Err(fault) if matches!(fault.class, Class::Locked | Class::Conflict) => {
-                        Dead { count: 0, closed: PROMPT }
-                    }
-                    dead => dead.map_err(|fault| fault.at(Stage::Work))?,
-                };
+                let dead = self.shared.control.bury(&claim.name, Some(claim.mode)).await;
+                let dead = dead.map_err(|fault| fault.at(Stage::Work))?;
                 closed = closed.max(dead.closed);
                 if dead.count > 0 && closed.is_zero() {
                     self.unless_ended(tokio::time::sleep(GRACE)).await?;
